@@ -1,0 +1,159 @@
+"""The learner: a single-agent reinforcement learning algorithm as a NamedTuple of pure functions.
+
+A learner knows nothing of other agents. A team `vmap`s it over agents, folds the agents that share
+parameters into its batch, and hands it a critic input that may come from anywhere.
+
+Axes: T time steps, B parallel environments; where parameters are shared by N agents these stand
+folded last in the batch, so that B below is then (number of environments) * N. Argument order is
+law: `key` first, `state` second, data, `hparams` last.
+
+An *algorithm* is anything with the attributes `Config`, `Hparams` and `make` (a module will do):
+`Config` a frozen dataclass of what changes shapes or control flow, `Hparams` a NamedTuple of floats,
+all with defaults, and `make(config, observation_space, action_space, critic_space) -> Learner`.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from marl.envs.spaces import SpaceTree
+
+
+class ActInput(NamedTuple):
+    """What an agent acts on."""
+
+    obs: Any  # [B, ...] PyTree of the observation space
+    action_mask: Any  # PyTree like the action, [B, n] bool per Discrete leaf; None without masks
+    memory: Any  # [B, ...] of `initial_memory`; () for feed-forward networks
+    reset: jax.Array  # [B] bool: the previous step ended the episode
+
+
+class ActOutput(NamedTuple):
+    """What acting gives back."""
+
+    action: Any  # [B, ...] PyTree of the action space
+    memory: Any  # [B, ...] for the next step
+    extras: Any  # [B, ...] what `update` wants back of this step (log-probability, ...)
+
+
+class CriticSpace(NamedTuple):
+    """What a critic reads: observations, and for Q-critics other agents' actions."""
+
+    observations: SpaceTree
+    context_actions: SpaceTree = ()
+
+
+class Rollout(NamedTuple):
+    """T steps of B environments, as on-policy learners take it.
+
+    `critic_obs` and `final_critic_obs` may have a smaller batch than the rest, [T, B / N], when the N
+    agents folded into the batch have one critic input and one reward: the critic then runs once.
+    """
+
+    obs: Any  # [T, B, ...]
+    action: Any  # [T, B, ...]
+    action_mask: Any  # [T, B, ...] the masks that were used, or None
+    extras: Any  # [T, B, ...] of `ActOutput`
+    memory: Any  # [B, ...] the memory before the first step
+    reset: jax.Array  # [T, B] bool: the step before this one ended the episode
+    critic_obs: Any  # [T, B, ...] or [T, B / N, ...]
+    final_critic_obs: Any  # like critic_obs: of the state each transition led to
+    context: Any  # [T, B, ...] other agents' actions, for Q-critics; () otherwise
+    next_context: Any  # [T, B, ...] their next actions; () otherwise
+    reward: jax.Array  # [T, B] float32
+    terminated: jax.Array  # [T, B] bool
+    truncated: jax.Array  # [T, B] bool
+    weight: jax.Array  # [T, B] float32: 1 for steps the agent was active in, else 0
+    advantage: Any  # None, or [T, B] to be used instead of the learner's own
+    advantage_weight: jax.Array | None  # [T, B], multiplied in after normalisation; None for ones
+    env_steps: jax.Array  # [] float32: environment steps taken before this rollout
+    shuffle_key: jax.Array  # [] key of the minibatch permutation, equal for all agents of a batch
+
+
+class InitFn(Protocol):
+    def __call__(self, key: jax.Array, hparams: Any) -> Any:
+        """A fresh state: parameters, optimiser states, statistics. No functions inside."""
+        ...
+
+
+class MemoryFn(Protocol):
+    def __call__(self, batch_size: int) -> Any:
+        """The memory of `batch_size` fresh episodes; () for feed-forward networks."""
+        ...
+
+
+class ActFn(Protocol):
+    def __call__(self, key: jax.Array, state: Any, inputs: ActInput, hparams: Any) -> ActOutput:
+        """Choose actions [B]. Never learns; statistics inside the state do not move."""
+        ...
+
+
+class UpdateFn(Protocol):
+    def __call__(
+        self, key: jax.Array, state: Any, experience: Any, hparams: Any
+    ) -> tuple[Any, dict[str, jax.Array]]:
+        """Learn from `experience`; returns the next state and scalar metrics."""
+        ...
+
+
+class ValueFn(Protocol):
+    def __call__(self, state: Any, critic_obs: Any) -> jax.Array:
+        """State values in the units of the return, of any batch shape: [...] for [..., features]."""
+        ...
+
+
+class LogProbFn(Protocol):
+    def __call__(self, state: Any, experience: Rollout) -> jax.Array:
+        """Log-probability of the actions of a rollout under `state`, [T, B]."""
+        ...
+
+
+class QValuesFn(Protocol):
+    def __call__(self, params: Any, experience: Any) -> jax.Array:
+        """Differentiable action values of the experience."""
+        ...
+
+
+class ApplyGradientsFn(Protocol):
+    def __call__(self, state: Any, grads: Any, hparams: Any) -> Any:
+        """One optimiser step with gradients that somebody else computed."""
+        ...
+
+
+class Learner(NamedTuple):
+    """A single-agent learning algorithm bound to its spaces.
+
+    `update` is composed of the functions below it, which a team may call instead; those a learner
+    does not have are None.
+    """
+
+    init: InitFn
+    initial_memory: MemoryFn
+    act: ActFn  # explores
+    act_greedy: ActFn  # the mode of the policy, for evaluation
+    update: UpdateFn
+    experience: str = "rollout"  # what `update` takes: "rollout", or "replay" samples
+    value: ValueFn | None = None
+    log_prob: LogProbFn | None = None
+    q_values: QValuesFn | None = None
+    apply_gradients: ApplyGradientsFn | None = None
+    next_action: ActFn | None = None  # of the target policy, for other agents' Q-critics
+    check: Any = None  # check(batch_shape=(T, B)) raises ValueError when it cannot learn from it
+
+
+class Algorithm(Protocol):
+    """What `marl.team` takes: a module or object that makes learners."""
+
+    @property
+    def Config(self) -> type: ...  # noqa: N802
+
+    @property
+    def Hparams(self) -> type: ...  # noqa: N802
+
+    def make(
+        self,
+        config: Any,
+        observation_space: SpaceTree,
+        action_space: SpaceTree,
+        critic_space: CriticSpace,
+    ) -> Learner: ...
