@@ -48,7 +48,13 @@ class VectorEnv(NamedTuple):
             return timestep, state._replace(env=env_state)
         timestep, env_state = jax.vmap(self.env.advance)(keys, state.env, action)
         timestep, env_state = jax.lax.cond(
-            jnp.any(timestep.episode_over), self._restart, _keep, key_reset, timestep, env_state, state.pool
+            jnp.any(timestep.episode_over),
+            self._restart,
+            _keep,
+            key_reset,
+            timestep,
+            env_state,
+            state.pool,
         )
         return timestep, state._replace(env=env_state)
 

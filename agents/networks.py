@@ -1,0 +1,192 @@
+"""Networks: the only file that knows haiku.
+
+An observation (any PyTree) becomes `Features` without parameters, once per rollout: vectors, one-hot
+integers and flattened arrays concatenated into one vector, images kept apart. A network is then an
+encoder per image, a torso over everything, and one linear head.
+"""
+
+from typing import Any, NamedTuple
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from marl.envs import spaces
+from marl.envs.spaces import Box, Discrete, Space, SpaceTree
+
+ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu, "gelu": jax.nn.gelu}
+TORSOS = ("mlp", "simba")
+IMAGE_ENCODERS = ("cnn", "flatten")
+
+
+class Features(NamedTuple):
+    """An observation as a network reads it."""
+
+    vector: jax.Array  # [..., D] float32
+    images: tuple[jax.Array, ...]  # [..., H, W, C], in the dtype the environment gave
+
+
+class NetworkSpec(NamedTuple):
+    """Static description of a network (hashable)."""
+
+    hidden_sizes: tuple[int, ...]
+    activation: str = "tanh"
+    torso: str = "mlp"
+    num_outputs: int = 1
+    output_scale: float = 1.0
+
+
+class Network(NamedTuple):
+    """`init(key, features) -> params`, `apply(params, features) -> [..., num_outputs]`."""
+
+    init: Any
+    apply: Any
+
+
+def is_image(space: Space, image_encoder: str) -> bool:
+    return isinstance(space, Box) and len(space.shape) == 3 and image_encoder == "cnn"
+
+
+def features(space: SpaceTree, obs: Any, image_encoder: str = "cnn") -> Features:
+    """Turn observations [..., *space] into `Features`, whatever the leading axes."""
+    found = spaces.leaves(space)
+    values = jax.tree.structure(space, is_leaf=spaces.is_space).flatten_up_to(obs)
+    batch = _batch_shape(found, values)
+    vectors, images = [], []
+    for leaf, value in zip(found, values, strict=True):
+        if is_image(leaf, image_encoder):
+            images.append(value)
+        else:
+            vectors.append(_vector(leaf, value).reshape(*batch, -1))
+    vector = jnp.concatenate(vectors, -1) if vectors else jnp.zeros((*batch, 0))
+    return Features(vector, tuple(images))
+
+
+def zero_features(space: SpaceTree, image_encoder: str = "cnn") -> Features:
+    """Features of a batch of one, for initialisation."""
+    return features(space, spaces.zeros(space, (1,)), image_encoder)
+
+
+def continuous_mask(space: SpaceTree, image_encoder: str = "cnn") -> np.ndarray:
+    """[D] bool: which elements of `Features.vector` come from a Box and may be normalised."""
+    parts = [
+        np.full(_vector_size(leaf), isinstance(leaf, Box))
+        for leaf in spaces.leaves(space)
+        if not is_image(leaf, image_encoder)
+    ]
+    return np.concatenate(parts) if parts else np.zeros(0, bool)
+
+
+def make_network(spec: NetworkSpec) -> Network:
+    """An encoder per image, the torso, and one linear head with orthogonal initialisation."""
+
+    def forward(inputs: Features) -> jax.Array:
+        activation = ACTIVATIONS[spec.activation]
+        encoded = [_encode_image(image, activation) for image in inputs.images]
+        x = jnp.concatenate([inputs.vector, *encoded], -1)
+        x = _simba(x, spec) if spec.torso == "simba" else _mlp(x, spec, activation)
+        return _linear(spec.num_outputs, spec.output_scale)(x)
+
+    transformed = hk.without_apply_rng(hk.transform(forward))
+    return Network(transformed.init, transformed.apply)
+
+
+def _batch_shape(found: list[Space], values: list[jax.Array]) -> tuple[int, ...]:
+    value, leaf = values[0], found[0]
+    return value.shape[: value.ndim - len(leaf.shape)]
+
+
+def _vector_size(space: Space) -> int:
+    if isinstance(space, Box):
+        return space.size
+    return space.n if isinstance(space, Discrete) else sum(space.nvec)
+
+
+def _vector(space: Space, value: jax.Array) -> jax.Array:
+    if isinstance(space, Box):
+        return value.astype(jnp.float32)
+    if isinstance(space, Discrete):
+        return jax.nn.one_hot(value, space.n)
+    parts = [jax.nn.one_hot(value[..., i], n) for i, n in enumerate(space.nvec)]
+    return jnp.concatenate(parts, -1)
+
+
+def _linear(size: int, scale: float) -> hk.Linear:
+    return hk.Linear(size, w_init=hk.initializers.Orthogonal(scale))
+
+
+def _mlp(x: jax.Array, spec: NetworkSpec, activation: Any) -> jax.Array:
+    for size in spec.hidden_sizes:
+        x = activation(_linear(size, np.sqrt(2))(x))
+    return x
+
+
+def _simba(x: jax.Array, spec: NetworkSpec) -> jax.Array:
+    """Residual blocks with layer norm (SimBa, Lee et al. 2024, arXiv:2410.09754, section 4).
+
+    The width is the first hidden size, the number of blocks the number of hidden sizes.
+    """
+    width = spec.hidden_sizes[0]
+    x = _linear(width, 1.0)(x)
+    for _ in spec.hidden_sizes:
+        y = _linear(4 * width, np.sqrt(2))(hk.LayerNorm(-1, True, True)(x))
+        x = x + _linear(width, 1.0)(jax.nn.relu(y))
+    return hk.LayerNorm(-1, True, True)(x)
+
+
+def _encode_image(image: jax.Array, activation: Any) -> jax.Array:
+    """Three 3x3 convolutions over an image of any size, flattened: [..., H, W, C] -> [..., F].
+
+    Pixels (integers with at most four channels) are scaled to [0, 1]; planes of features are not.
+    Large images are halved by a stride of 2.
+    """
+    x = image.astype(jnp.float32)
+    if jnp.issubdtype(image.dtype, jnp.integer) and image.shape[-1] <= 4:
+        x = x / 255.0
+    for channels in (32, 32, 32):
+        stride = 2 if min(x.shape[-3:-1]) > 8 else 1
+        x = activation(_Conv3x3(channels, stride)(x))
+    return x.reshape(*x.shape[:-3], -1)
+
+
+class _Conv3x3(hk.Module):
+    """A padded 3x3 convolution.
+
+    On a CPU XLA runs convolutions inside loops many times slower than matrix products, so there it
+    is nine shifted slices and one product; elsewhere `lax.conv`. The parameters are the same.
+    """
+
+    def __init__(self, channels: int, stride: int):
+        super().__init__()
+        self.channels, self.stride = channels, stride
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        w_init = hk.initializers.Orthogonal(np.sqrt(2))
+        w = hk.get_parameter("w", (9 * x.shape[-1], self.channels), init=w_init)
+        b = hk.get_parameter("b", (self.channels,), init=jnp.zeros)
+        product = _conv_slices if jax.default_backend() == "cpu" else _conv_lax
+        return product(x, w, self.stride) + b
+
+
+def _conv_slices(x: jax.Array, w: jax.Array, stride: int) -> jax.Array:
+    height, width = x.shape[-3:-1]
+    padded = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(1, 1), (1, 1), (0, 0)])
+    shifted = [
+        padded[..., i : i + height : stride, j : j + width : stride, :]
+        for i in range(3)
+        for j in range(3)
+    ]
+    return jnp.concatenate(shifted, -1) @ w
+
+
+def _conv_lax(x: jax.Array, w: jax.Array, stride: int) -> jax.Array:
+    batch, channels = x.shape[:-3], x.shape[-1]
+    out = jax.lax.conv_general_dilated(
+        x.reshape(-1, *x.shape[-3:]),
+        w.reshape(3, 3, channels, -1),
+        (stride, stride),
+        ((1, 1), (1, 1)),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+    return out.reshape(*batch, *out.shape[1:])

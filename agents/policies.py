@@ -1,0 +1,186 @@
+"""From an action space to distributions over it.
+
+A policy network gives one vector per sample; `Policy` reads it as one distribution per leaf of the
+action space, independent given the observation. Distributions live and die inside one call: samples,
+log-probabilities and entropies come out, so that everything may be vmapped.
+
+A bounded Box under "tanh_normal" is a Gaussian squashed into the bounds by tanh; the sample before
+squashing (`raw`) is kept, which makes the log-probability finite at the bounds. Any other Box, and
+"normal", is a plain Gaussian, clipped into the bounds when it acts.
+"""
+
+from typing import Any, NamedTuple
+
+import distrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from marl.envs import spaces
+from marl.envs.spaces import Box, Discrete, MultiDiscrete, Space, SpaceTree
+
+BOX_POLICIES = ("tanh_normal", "normal")
+_MASKED = (
+    -1e9
+)  # finite: an all-masked row stays a distribution, gradients and entropies stay finite
+
+
+class Sample(NamedTuple):
+    """What sampling a policy gives."""
+
+    action: Any  # [...] PyTree of the action space
+    raw: tuple[jax.Array, ...]  # per Box leaf, the Gaussian sample before squashing or clipping
+    log_prob: jax.Array  # [...]
+
+
+class Policy(NamedTuple):
+    """Distributions over one action space. `mask` is a PyTree like the action, or None."""
+
+    space: SpaceTree
+    box_policy: str = "tanh_normal"
+
+    @property
+    def num_outputs(self) -> int:
+        """Length of the vector the policy network gives."""
+        return sum(_num_outputs(leaf) for leaf in spaces.leaves(self.space))
+
+    @property
+    def num_scales(self) -> int:
+        """Length of `log_std`: one element per element of a Box."""
+        return sum(leaf.size for leaf in spaces.leaves(self.space) if isinstance(leaf, Box))
+
+    def sample(self, key: jax.Array, outputs: jax.Array, log_std: jax.Array, mask: Any) -> Sample:
+        """Draw actions for `outputs` [..., num_outputs]."""
+        found = spaces.leaves(self.space)
+        keys = jax.random.split(key, len(found))
+        actions, raws, log_probs = [], [], []
+        for k, (leaf, out, scale, leaf_mask) in zip(
+            keys, self._split(outputs, log_std, mask), strict=True
+        ):
+            value = _sample(k, leaf, out, scale, leaf_mask)
+            if isinstance(leaf, Box):
+                raws.append(value)
+            log_probs.append(self._leaf_log_prob(leaf, out, scale, leaf_mask, value))
+            actions.append(self._leaf_action(leaf, value))
+        return Sample(self._join(actions), tuple(raws), sum(log_probs))
+
+    def mode(self, outputs: jax.Array, log_std: jax.Array, mask: Any) -> Any:
+        """The most likely action (for a squashed Gaussian: the squashed mean)."""
+        actions = [
+            self._leaf_action(leaf, _mode(leaf, out, leaf_mask))
+            for leaf, out, _, leaf_mask in self._split(outputs, log_std, mask)
+        ]
+        return self._join(actions)
+
+    def log_prob(
+        self, outputs: jax.Array, log_std: jax.Array, mask: Any, action: Any, raw: tuple
+    ) -> jax.Array:
+        """Log-probability [...] of `action`; Box leaves are read from `raw`."""
+        treedef = jax.tree.structure(self.space, is_leaf=spaces.is_space)
+        raws = iter(raw)
+        total = jnp.zeros(outputs.shape[:-1])
+        for (leaf, out, scale, leaf_mask), value in zip(
+            self._split(outputs, log_std, mask), treedef.flatten_up_to(action), strict=True
+        ):
+            value = next(raws) if isinstance(leaf, Box) else value
+            total += self._leaf_log_prob(leaf, out, scale, leaf_mask, value)
+        return total
+
+    def entropy(self, outputs: jax.Array, log_std: jax.Array, mask: Any) -> jax.Array:
+        """Entropy [...] summed over leaves; of a squashed Gaussian, that of the Gaussian itself."""
+        return sum(_entropy(*parts) for parts in self._split(outputs, log_std, mask))
+
+    def _split(self, outputs, log_std, mask):
+        """(leaf, its outputs, its log_std, its mask) for each leaf."""
+        found = spaces.leaves(self.space)
+        treedef = jax.tree.structure(self.space, is_leaf=spaces.is_space)
+        masks = [None] * len(found) if mask is None else treedef.flatten_up_to(mask)
+        parts, start, scale_start = [], 0, 0
+        for leaf, leaf_mask in zip(found, masks, strict=True):
+            size = _num_outputs(leaf)
+            num_scales = leaf.size if isinstance(leaf, Box) else 0
+            scale = log_std[..., scale_start : scale_start + num_scales]
+            parts.append((leaf, outputs[..., start : start + size], scale, leaf_mask))
+            start, scale_start = start + size, scale_start + num_scales
+        return parts
+
+    def _squashed(self, leaf: Space) -> bool:
+        return self.box_policy == "tanh_normal" and isinstance(leaf, Box) and leaf.bounded
+
+    def _leaf_action(self, leaf: Space, value: jax.Array) -> jax.Array:
+        if not isinstance(leaf, Box):
+            return value.astype(leaf.dtype)
+        value = value.reshape(*value.shape[:-1], *leaf.shape)
+        low, high = leaf.bounds()
+        if self._squashed(leaf):
+            value = low + 0.5 * (jnp.tanh(value) + 1.0) * (high - low)
+        return jnp.clip(value, low, high).astype(leaf.dtype)
+
+    def _leaf_log_prob(self, leaf, out, scale, mask, value) -> jax.Array:
+        if isinstance(leaf, Discrete):
+            return distrax.Categorical(logits=_masked(out, mask)).log_prob(value)
+        if isinstance(leaf, MultiDiscrete):
+            log_probs = [
+                distrax.Categorical(logits=logits).log_prob(value[..., i])
+                for i, logits in enumerate(_components(leaf, out, mask))
+            ]
+            return sum(log_probs)
+        log_prob = distrax.Normal(out, jnp.exp(scale)).log_prob(value)
+        if self._squashed(leaf):
+            # log of the derivative of the rescaled tanh, stable for large values
+            low, high = (bound.reshape(-1) for bound in leaf.bounds())
+            slope = 2.0 * (np.log(2.0) - value - jax.nn.softplus(-2.0 * value))
+            log_prob = log_prob - slope - np.log(np.maximum(0.5 * (high - low), 1e-8))
+        return jnp.sum(log_prob, -1)
+
+    def _join(self, actions: list[jax.Array]) -> Any:
+        return jax.tree.unflatten(jax.tree.structure(self.space, is_leaf=spaces.is_space), actions)
+
+
+def _num_outputs(space: Space) -> int:
+    if isinstance(space, Discrete):
+        return space.n
+    return sum(space.nvec) if isinstance(space, MultiDiscrete) else space.size
+
+
+def _masked(logits: jax.Array, mask: jax.Array | None) -> jax.Array:
+    return logits if mask is None else jnp.where(mask.astype(bool), logits, _MASKED)
+
+
+def _components(space: MultiDiscrete, out: jax.Array, mask: jax.Array | None) -> list[jax.Array]:
+    """Masked logits of each element of a MultiDiscrete."""
+    return jnp.split(_masked(out, mask), np.cumsum(space.nvec)[:-1], -1)
+
+
+def _sample(key, space: Space, out, scale, mask) -> jax.Array:
+    if isinstance(space, Discrete):
+        return jax.random.categorical(key, _masked(out, mask))
+    if isinstance(space, MultiDiscrete):
+        keys = jax.random.split(key, len(space.nvec))
+        parts = [
+            jax.random.categorical(k, logits)
+            for k, logits in zip(keys, _components(space, out, mask), strict=True)
+        ]
+        return jnp.stack(parts, -1)
+    return out + jnp.exp(scale) * jax.random.normal(key, out.shape)
+
+
+def _mode(space: Space, out, mask) -> jax.Array:
+    if isinstance(space, Discrete):
+        return jnp.argmax(_masked(out, mask), -1)
+    if isinstance(space, MultiDiscrete):
+        parts = [jnp.argmax(logits, -1) for logits in _components(space, out, mask)]
+        return jnp.stack(parts, -1)
+    return out
+
+
+def _entropy(space: Space, out, scale, mask) -> jax.Array:
+    if isinstance(space, Discrete):
+        return distrax.Categorical(logits=_masked(out, mask)).entropy()
+    if isinstance(space, MultiDiscrete):
+        parts = [
+            distrax.Categorical(logits=logits).entropy() for logits in _components(space, out, mask)
+        ]
+        return sum(parts)
+    entropy = distrax.Normal(out, jnp.exp(scale)).entropy()
+    return jnp.sum(jnp.broadcast_to(entropy, out.shape), -1)

@@ -1,0 +1,40 @@
+"""Checks that configs share; each raises UsageError naming the value, what is valid and what to do."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from marl.envs.errors import UsageError, nearest
+
+
+def one_of(name: str, value: Any, choices: Iterable[str]) -> None:
+    """`value` must be one of `choices`."""
+    known = tuple(choices)
+    if value not in known:
+        raise UsageError(f"{name} = {value!r} is not known; {nearest(str(value), known)}")
+
+
+def at_least(name: str, value: float, lowest: float) -> None:
+    """`value` must be `lowest` or more."""
+    if not value >= lowest:
+        raise UsageError(f"{name} = {value} is out of range; give {lowest} or more")
+
+
+def divisible(name: str, value: int, divisor_name: str, divisor: int) -> None:
+    """`value` must be a multiple of `divisor`."""
+    if value % divisor:
+        raise UsageError(
+            f"{name} = {value} is not divisible by {divisor_name} = {divisor}; "
+            "change one of them so that every minibatch has the same size"
+        )
+
+
+def hparams_in_range(hparams: Any) -> None:
+    """Every float must lie in `type(hparams).bounds`; those not named there must be >= 0."""
+    bounds = getattr(type(hparams), "bounds", {})
+    for name, value in hparams._asdict().items():
+        low, high = bounds.get(name, (0.0, math.inf))
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UsageError(f"{name} = {value!r} is a {type(value).__name__}; give a number")
+        if not low <= value <= high:
+            raise UsageError(f"{name} = {value} is out of range; give a number in [{low}, {high}]")

@@ -1,0 +1,101 @@
+"""What a team is made of, in words, before anything compiles."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from marl.envs import spaces
+from marl.groups import Group
+
+
+def describe(team: Any) -> str:
+    """Groups with their agents, learners, parameters and critic inputs, and the hparams that differ."""
+    lifted = team.lifted
+    count = f"{len(team.agents)} agent{'s' * (len(team.agents) != 1)}"
+    lines = [f"{count} in {len(lifted.groups)} group{'s' * (len(lifted.groups) != 1)}"]
+    shapes = jax.eval_shape(team.learner.init, jax.random.key(0), team.group_hparams())
+    for index, group in enumerate(lifted.groups):
+        lines += ["", *_describe_group(team, index, group, shapes[index])]
+    lines += ["", *_describe_rewards(team), *_describe_hparams(team)]
+    return "\n".join(lines)
+
+
+def _describe_group(team: Any, index: int, group: Group, state: Any) -> list[str]:
+    names = team.agents
+    first = team.spec.agents[group.positions[0]]
+    num_sets, num_members = group.shape
+    how = (
+        f"{num_sets} parameter sets, vmapped" if num_sets > 1 else "one parameter set, not vmapped"
+    )
+    if num_members > 1:
+        how += f", each shared by {num_members} agents"
+    reason = team.lifted.reasons[index]
+    lines = [
+        f"group {index}: {', '.join(names[p] for p in group.positions)}",
+        f"  stacked       {how}",
+        f"  learner       {_learner_name(first.algorithm)}",
+        f"  observation   {spaces.describe(spaces.from_signature(first.observation))}"
+        + (" + agent id" if group.identified else ""),
+        f"  action        {spaces.describe(spaces.from_signature(first.action))}",
+        f"  critic reads  {_describe_scope(team, group)}",
+        f"  parameters    {_count(state) // num_sets:,} per {'set' if num_members > 1 else 'agent'}",
+    ]
+    if reason:
+        lines.insert(1, f"  apart because its {reason} differs")
+    return lines
+
+
+def _learner_name(algorithm: Any) -> str:
+    return getattr(algorithm, "__name__", type(algorithm).__name__).rsplit(".", 1)[-1]
+
+
+def _describe_scope(team: Any, group: Group) -> str:
+    def name(source: Any) -> str:
+        if source == "self":
+            return "own observation" + (" and id" if group.identified else "")
+        return "global state" if source == "state" else team.agents[source]
+
+    texts = {", ".join(name(source) for source in scope): None for scope in group.scopes}
+    if len(texts) == 1:
+        return next(iter(texts)) + (" (one input for all)" if group.joint else "")
+    return f"{next(iter(texts))} (and alike for the others)"
+
+
+def _count(state: Any) -> int:
+    """Elements of the networks' parameters in a learner's state."""
+    leaves = jax.tree_util.tree_flatten_with_path(state)[0]
+    return sum(
+        int(np.prod(leaf.shape))
+        for path, leaf in leaves
+        if any(getattr(entry, "name", None) == "params" for entry in path)
+    )
+
+
+def _describe_rewards(team: Any) -> list[str]:
+    teams = team.spec.reward_teams
+    pooled = [i for i, members in enumerate(teams.members) if len(members) > 1]
+    if not pooled:
+        return ["rewards: each agent its own"]
+    return [
+        f"rewards: {teams.names[i]} pools ({teams.pooling}) "
+        f"{', '.join(team.agents[p] for p in teams.members[i])}"
+        for i in pooled
+    ]
+
+
+def _describe_hparams(team: Any) -> list[str]:
+    """Hparams with more than one value among the agents that have them."""
+    values: dict[str, dict[str, float]] = {}
+    for agent, hparams in zip(team.agents, team.hparams, strict=True):
+        for name, value in hparams._asdict().items():
+            values.setdefault(name, {})[agent] = value
+    differing = {
+        name: by_agent for name, by_agent in values.items() if len(set(by_agent.values())) > 1
+    }
+    if not differing:
+        return ["hparams: equal for all agents"]
+    return ["hparams that differ:"] + [
+        f"  {name}: " + ", ".join(f"{agent} {value:g}" for agent, value in by_agent.items())
+        for name, by_agent in differing.items()
+    ]

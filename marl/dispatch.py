@@ -1,0 +1,370 @@
+"""The dispatcher: lifts single-agent learners to a learner over all agents of an environment.
+
+    specs -> groups -> team
+
+Agents of equal structure form a group and are vmapped; groups are looped over in Python. What is
+equal is decided here, once, from learner, config, spaces and critic space.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from marl import critics, groups, rewards
+from marl.agents.learner import ActInput, ActOutput, CriticSpace, Learner, Rollout
+from marl.critics import Scope
+from marl.envs import spaces
+from marl.groups import Group
+from marl.rewards import RewardTeams
+
+
+@dataclass(frozen=True)
+class AgentSpec:
+    """Everything static about one agent."""
+
+    name: str
+    algorithm: Any  # module or object with Config, Hparams and make
+    config: Any  # frozen dataclass
+    scope: Scope  # what its critic reads
+    observation: tuple[Any, ...]  # signature of its observation space, as the environment gives it
+    action: tuple[Any, ...]  # signature of its action space
+
+
+@dataclass(frozen=True)
+class TeamSpec:
+    """Everything static about a team; compiled programs are memoised on it."""
+
+    agents: tuple[AgentSpec, ...]  # in declared order
+    sharing_sets: tuple[tuple[int, ...], ...]  # a partition of the agents, by first position
+    reward_teams: RewardTeams
+    state: tuple[Any, ...] | None  # signature of the global state's space, where a critic reads it
+    agent_ids: bool = True  # add a one-hot of the agent where parameters are shared
+    vectorise: bool = True
+
+
+class GroupSteps(NamedTuple):
+    """What one group saw and did; [T, S, N, B, ...] over a rollout, without T in one step."""
+
+    obs: Any
+    action: Any
+    action_mask: Any  # None without masks
+    extras: Any  # of the learner's ActOutput
+
+
+class TeamRollout(NamedTuple):
+    """T steps of all agents in B environments; agents in declared order along A."""
+
+    steps: tuple[GroupSteps, ...]  # per group
+    final_obs: tuple[Any, ...]  # per group, [T, S, N, B, ...]: what each transition led to
+    memory: Any  # per group, before the first step
+    reset: jax.Array  # [T, B] bool
+    reward: jax.Array  # [T, A, B] float32, raw
+    terminated: jax.Array  # [T, A, B] bool
+    truncated: jax.Array  # [T, A, B] bool
+    active: jax.Array  # [T, A, B] bool: before the step
+    episode_over: jax.Array  # [T, B] bool
+    global_state: Any  # [T, B, ...], or () where no critic reads it
+    final_global_state: Any
+    env_steps: jax.Array  # [] float32
+
+
+class Lifted(NamedTuple):
+    """A team's groups, and the learner over PyTrees of agents that they make."""
+
+    groups: tuple[Group, ...]
+    learner: Learner
+    reasons: tuple[str, ...]  # per group, why it stands apart from the group before it
+
+
+@lru_cache(maxsize=64)
+def lift(spec: TeamSpec) -> Lifted:
+    """The team's learner: the same functions as a single agent's, over dicts by agent id."""
+    keyed = _keyed_sets(spec)
+    built = tuple(_build_group(spec, sets) for sets in keyed.values())
+    team = Learner(
+        init=partial(_init, built),
+        initial_memory=partial(_initial_memory, built),
+        act=partial(_act, spec, built, "act"),
+        act_greedy=partial(_act, spec, built, "act_greedy"),
+        update=partial(_update, spec, built),
+        check=partial(_check, built),
+    )
+    return Lifted(built, team, _reasons(list(keyed)))
+
+
+class _Key(NamedTuple):
+    """What the agents of a group have in common."""
+
+    learner: Any
+    config: Any
+    observation: Any
+    action: Any
+    critic_input: Any
+    sharing_set_size: int
+    loop: int  # differs for every set when the team is a Python loop
+
+
+def _keyed_sets(spec: TeamSpec) -> dict[_Key, list[tuple[int, ...]]]:
+    keyed: dict[_Key, list[tuple[int, ...]]] = {}
+    for index, members in enumerate(spec.sharing_sets):
+        agent = spec.agents[members[0]]
+        key = _Key(
+            agent.algorithm,
+            agent.config,
+            agent.observation,
+            agent.action,
+            spaces.signature(_critic_space(spec, members[0], len(members)).observations),
+            len(members),
+            0 if spec.vectorise else index,
+        )
+        keyed.setdefault(key, []).append(members)
+    return keyed
+
+
+def _reasons(keys: Sequence[_Key]) -> tuple[str, ...]:
+    """In words, how each group differs from the nearest group before it."""
+    reasons = []
+    for index, key in enumerate(keys):
+        differences = [
+            [
+                name.replace("_", " ")
+                for name in key._fields
+                if getattr(key, name) != getattr(k, name)
+            ]
+            for k in keys[:index]
+        ]
+        reasons.append(" and ".join(min(differences, key=len)) if differences else "")
+    return tuple(reasons)
+
+
+def _own_space(spec: TeamSpec, position: int, set_size: int) -> Any:
+    """The observation space a learner sees: identified where parameters are shared."""
+    space = spaces.from_signature(spec.agents[position].observation)
+    if set_size > 1 and spec.agent_ids:
+        return {"agent_id": spaces.Box((set_size,), 0.0, 1.0), "obs": space}
+    return space
+
+
+def _critic_space(spec: TeamSpec, position: int, set_size: int) -> CriticSpace:
+    raw = [spaces.from_signature(agent.observation) for agent in spec.agents]
+    state = None if spec.state is None else spaces.from_signature(spec.state)
+    own = _own_space(spec, position, set_size)
+    return CriticSpace(critics.observation_space(spec.agents[position].scope, own, raw, state))
+
+
+def _build_group(spec: TeamSpec, sets: list[tuple[int, ...]]) -> Group:
+    first, set_size = sets[0][0], len(sets[0])
+    agent = spec.agents[first]
+    learner = agent.algorithm.make(
+        agent.config,
+        _own_space(spec, first, set_size),
+        spaces.from_signature(agent.action),
+        _critic_space(spec, first, set_size),
+    )
+    scopes = tuple(spec.agents[position].scope for members in sets for position in members)
+    return Group(
+        sets=tuple(sets),
+        learner=learner,
+        identified=set_size > 1 and spec.agent_ids,
+        scopes=scopes,
+        joint="self" not in scopes[0] and len(set(scopes)) == 1,
+        vectorise=spec.vectorise,
+    )
+
+
+def _check(built: tuple[Group, ...], batch_shape: tuple[int, int]) -> None:
+    """Raise UsageError where a learner cannot learn from rollouts [T, number of environments]."""
+    for group in built:
+        if group.learner.check is not None:
+            folded = (batch_shape[0], batch_shape[1] * group.shape[1])
+            group.learner.check(folded, batch_shape[1])
+
+
+def _init(built: tuple[Group, ...], key: jax.Array, hparams: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Per group, states [S, ...]; the key of a set comes from its first member's position."""
+    states = []
+    for group, group_hparams in zip(built, hparams, strict=True):
+        keys = _keys(key, [members[0] for members in group.sets])
+        states.append(groups.over_sets(group, group.learner.init, (0, 0), keys, group_hparams))
+    return tuple(states)
+
+
+def _initial_memory(built: tuple[Group, ...], batch_size: int) -> tuple[Any, ...]:
+    """Per group, memories [S, N, B, ...]."""
+
+    def memory(group: Group) -> Any:
+        one = group.learner.initial_memory(batch_size)
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (*group.shape, *x.shape)), one)
+
+    return tuple(memory(group) for group in built)
+
+
+def _act(
+    spec: TeamSpec,
+    built: tuple[Group, ...],
+    mode: str,
+    key: jax.Array,
+    state: tuple[Any, ...],
+    inputs: ActInput,
+    hparams: tuple[Any, ...],
+) -> ActOutput:
+    """Actions by agent id. `inputs.obs` and `inputs.action_mask` are by position; extras are the
+    `GroupSteps` of each group, which `update` wants back."""
+    action: dict[int, Any] = {}
+    memories, steps = [], []
+    for index, group in enumerate(built):
+        masks = inputs.action_mask
+        group_masks = None if masks is None else groups.stack(group, masks)
+        obs = groups.stack(group, inputs.obs)
+        keys = _keys(key, group.positions).reshape(group.shape)
+        own = ActInput(obs, group_masks, inputs.memory[index], inputs.reset)
+        act_set = partial(_act_set, group, mode)
+        axes = (0, 0, ActInput(0, None if group_masks is None else 0, 0, None), 0)
+        out = groups.over_sets(group, act_set, axes, keys, state[index], own, hparams[index])
+        action |= groups.unstack(group, out.action)
+        memories.append(out.memory)
+        steps.append(GroupSteps(obs, out.action, group_masks, out.extras))
+    by_id = {agent.name: action[position] for position, agent in enumerate(spec.agents)}
+    return ActOutput(by_id, tuple(memories), tuple(steps))
+
+
+def _act_set(group: Group, mode: str, keys, state, inputs: ActInput, hparams) -> ActOutput:
+    """The members of one sharing set [N, B, ...]: their inputs differ, their parameters do not."""
+
+    def act_member(key, member, inputs):
+        obs = groups.identify(group, inputs.obs, member, inputs.reset.shape)
+        return getattr(group.learner, mode)(key, state, inputs._replace(obs=obs), hparams)
+
+    axes = (0, 0, ActInput(0, None if inputs.action_mask is None else 0, 0, None))
+    one_hot = groups.member_one_hot(group)
+    return groups.over_members(group, act_member, axes, keys, one_hot, inputs)
+
+
+def _update(
+    spec: TeamSpec,
+    built: tuple[Group, ...],
+    key: jax.Array,
+    state: tuple[Any, ...],
+    rollout: TeamRollout,
+    hparams: tuple[Any, ...],
+) -> tuple[tuple[Any, ...], tuple[dict[str, jax.Array], ...]]:
+    """Every group learns from its slice of one rollout; metrics per group, [S] each."""
+    key_update, key_shuffle = jax.random.split(key)
+    result = rewards.outcome(
+        spec.reward_teams,
+        rollout.reward,
+        rollout.terminated,
+        rollout.truncated,
+        rollout.active,
+        rollout.episode_over,
+    )
+    observations = _by_position(built, [steps.obs for steps in rollout.steps])
+    finals = _by_position(built, rollout.final_obs)
+    states, metrics = [], []
+    for index, group in enumerate(built):
+        experience, axes = _experience(
+            group, rollout, index, result, observations, finals, key_shuffle
+        )
+        keys = _keys(key_update, [members[0] for members in group.sets])
+        new_state, group_metrics = groups.over_sets(
+            group,
+            group.learner.update,
+            (0, 0, axes, 0),
+            keys,
+            state[index],
+            experience,
+            hparams[index],
+        )
+        states.append(new_state)
+        metrics.append(group_metrics)
+    return tuple(states), tuple(metrics)
+
+
+def _by_position(built: tuple[Group, ...], trees: Sequence[Any]) -> list[Any]:
+    """Trees [T, S, N, B, ...] per group to trees [T, B, ...] by position."""
+    found: dict[int, Any] = {}
+    for group, tree in zip(built, trees, strict=True):
+        leading = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 2), tree)
+        found |= groups.unstack(group, leading)
+    return [found[position] for position in sorted(found)]
+
+
+def _experience(
+    group: Group,
+    rollout: TeamRollout,
+    index: int,
+    result: rewards.Outcome,
+    observations: Sequence[Any],
+    finals: Sequence[Any],
+    shuffle_key: jax.Array,
+) -> tuple[Rollout, Rollout]:
+    """One group's experience [T, S, B * N, ...], and the axis of S in each field for `vmap`."""
+    steps = rollout.steps[index]
+    num_sets, num_members = group.shape
+
+    def of_agents(x: jax.Array) -> jax.Array:
+        """[T, A, B] to [T, S, B * N]."""
+        own = x[:, list(group.positions)]
+        return groups.fold(group, own.reshape(x.shape[0], num_sets, num_members, x.shape[2]))
+
+    def folded(tree: Any) -> Any:
+        return groups.fold(group, tree)
+
+    experience = Rollout(
+        obs=critics.identify_folded(group, folded(steps.obs)),
+        action=folded(steps.action),
+        action_mask=folded(steps.action_mask),
+        extras=folded(steps.extras),
+        memory=_fold_memory(group, rollout.memory[index]),
+        reset=jnp.repeat(rollout.reset, num_members, axis=1),
+        critic_obs=critics.build(group, observations, rollout.global_state),
+        final_critic_obs=critics.build(group, finals, rollout.final_global_state),
+        context=(),
+        next_context=(),
+        reward=of_agents(result.reward),
+        terminated=of_agents(result.terminated),
+        truncated=of_agents(result.truncated),
+        weight=of_agents(rollout.active).astype(jnp.float32),
+        advantage=None,
+        advantage_weight=None,
+        env_steps=rollout.env_steps,
+        shuffle_key=shuffle_key,
+    )
+    critic_axis = None if group.joint else 1
+    axes = Rollout(
+        obs=1,
+        action=1,
+        action_mask=None if steps.action_mask is None else 1,
+        extras=1,
+        memory=0,
+        reset=None,
+        critic_obs=critic_axis,
+        final_critic_obs=critic_axis,
+        context=None,
+        next_context=None,
+        reward=1,
+        terminated=1,
+        truncated=1,
+        weight=1,
+        advantage=None,
+        advantage_weight=None,
+        env_steps=None,
+        shuffle_key=None,
+    )
+    return experience, axes
+
+
+def _fold_memory(group: Group, memory: Any) -> Any:
+    """[S, N, B, ...] to [S, B * N, ...]."""
+    return jax.tree.map(
+        lambda x: jnp.moveaxis(x, 1, 2).reshape(group.shape[0], -1, *x.shape[3:]), memory
+    )
+
+
+def _keys(key: jax.Array, positions: Sequence[int]) -> jax.Array:
+    """One key per position, the same however agents are grouped."""
+    return jax.vmap(partial(jax.random.fold_in, key))(jnp.asarray(positions))

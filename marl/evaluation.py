@@ -1,0 +1,166 @@
+"""Evaluation: whole episodes, a fixed number from each parallel environment.
+
+Counting the first n episodes to finish would favour short ones; here every environment contributes
+the same number, however long they take. Returns are raw: unpooled, unscaled rewards.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from marl import rollout
+from marl.agents.learner import ActFn, ActInput, ActOutput
+from marl.dispatch import TeamSpec, lift
+from marl.envs import spaces
+from marl.envs.vector import VectorEnv
+from marl.envs.wrappers import with_statistics
+from marl.rollout import Carry, Ended
+
+MODES = ("stochastic", "greedy")
+_MOST_ENVS = 128
+
+
+class _Loop(NamedTuple):
+    carry: Carry
+    record: Ended  # [B, episodes per environment, ...]
+    count: jax.Array  # [B] episodes finished
+    step: jax.Array  # []
+
+
+class _Spec(NamedTuple):
+    env: Any
+    team: TeamSpec
+    num_envs: int
+    per_env: int
+
+
+def evaluate(
+    env: Any,
+    team: TeamSpec,
+    state: Any,
+    hparams: Any,
+    *,
+    episodes: int,
+    key: jax.Array,
+    mode: str = "stochastic",
+    max_steps: int = 100_000,
+) -> dict[str, Any]:
+    """Play whole episodes with a team of one seed.
+
+    Args:
+      env: the environment.
+      team: the team's spec.
+      state, hparams: of the team, without a seeds' axis.
+      episodes: at least this many; rounded up to a multiple of the parallel environments.
+      key: of the environments and of stochastic actions.
+      mode: "stochastic" or "greedy".
+      max_steps: steps after which episodes that still run are given up and counted as unfinished.
+
+    Returns:
+      A dict of plain numbers: `episodes`, `unfinished`, `length`, `returns` by agent,
+      `team_returns` by reward team of more than one agent, `success` where the environment knows it;
+      means with `std` over episodes.
+    """
+    per_env = -(-episodes // _MOST_ENVS)
+    num_envs = -(-episodes // per_env)
+    spec = _Spec(env, team, num_envs, per_env)
+    run, knows_success = _program(spec)
+    record, count = run(key, state, hparams, mode == "greedy", jnp.int32(max_steps))
+    done = np.arange(per_env) < np.asarray(count)[:, None]
+    record = jax.tree.map(lambda x: np.asarray(x)[done], record)
+    return _summary(team, record, done, knows_success)
+
+
+@lru_cache(maxsize=32)
+def _program(spec: _Spec) -> tuple[Any, bool]:
+    env = with_statistics(spec.env)
+    _, env_state = jax.eval_shape(env.reset, jax.random.key(0))
+    action = {a.name: spaces.shape_dtype(spec.env.action_spaces[a.name]) for a in spec.team.agents}
+    timestep, _ = jax.eval_shape(env.step, jax.random.key(0), env_state, action)
+    return jax.jit(partial(_play, spec)), "success" in timestep.info
+
+
+def _play(
+    spec: _Spec, key: jax.Array, state: Any, hparams: Any, greedy: jax.Array, max_steps: jax.Array
+) -> tuple[Ended, jax.Array]:
+    env = VectorEnv(with_statistics(spec.env), spec.num_envs)
+    key_reset, key_steps = jax.random.split(key)
+    shape = (spec.num_envs, spec.per_env)
+    record = Ended(
+        returns=jnp.zeros((*shape, len(spec.team.agents))),
+        team_returns=jnp.zeros((*shape, len(spec.team.reward_teams.members))),
+        length=jnp.zeros(shape),
+        success=jnp.zeros(shape),
+    )
+    loop = _Loop(
+        carry=rollout.start(spec.team, env, key_reset),
+        record=record,
+        count=jnp.zeros(spec.num_envs, jnp.int32),
+        step=jnp.int32(0),
+    )
+
+    def unfinished(loop: _Loop) -> jax.Array:
+        return jnp.any(loop.count < spec.per_env) & (loop.step < max_steps)
+
+    def body(loop: _Loop) -> _Loop:
+        key = jax.random.fold_in(key_steps, loop.step)
+        act = partial(_act, spec.team, greedy)
+        carry, step = rollout.act_and_step(spec.team, env, act, state, hparams, loop.carry, key)
+        return _after_step(spec, loop, carry, step)
+
+    loop = jax.lax.while_loop(unfinished, body, loop)
+    return loop.record, jnp.minimum(loop.count, spec.per_env)
+
+
+def _act(
+    team: TeamSpec, greedy: jax.Array, key: jax.Array, state: Any, inputs: ActInput, hparams: Any
+) -> ActOutput:
+    """Both modes in one program, so that it compiles once."""
+    learner = lift(team).learner
+
+    def without_extras(act: ActFn) -> Callable[[], ActOutput]:
+        return lambda: act(key, state, inputs, hparams)._replace(extras=())
+
+    return jax.lax.cond(greedy, without_extras(learner.act_greedy), without_extras(learner.act))
+
+
+def _after_step(spec: _Spec, loop: _Loop, carry: Carry, step: rollout.Step) -> _Loop:
+    """Note down the episodes that ended."""
+    # an environment past its share writes out of bounds, which JAX drops
+    place = jnp.where(step.episode_over, loop.count, spec.per_env)
+    envs = jnp.arange(spec.num_envs)
+    record = jax.tree.map(
+        lambda table, x: table.at[envs, place].set(x.astype(table.dtype), mode="drop"),
+        loop.record,
+        step.ended,
+    )
+    return _Loop(carry, record, loop.count + step.episode_over, loop.step + 1)
+
+
+def _summary(
+    team: TeamSpec, record: Ended, done: np.ndarray, knows_success: bool
+) -> dict[str, Any]:
+    def of(x: np.ndarray) -> dict[str, float | None]:
+        if not x.size:
+            return {"mean": None, "std": None}
+        return {"mean": float(x.mean()), "std": float(x.std())}
+
+    teams = team.reward_teams
+    result: dict[str, Any] = {
+        "episodes": int(done.sum()),
+        "unfinished": int(done.size - done.sum()),
+        "length": of(record.length),
+        "returns": {a.name: of(record.returns[:, i]) for i, a in enumerate(team.agents)},
+        "team_returns": {
+            name: of(record.team_returns[:, i])
+            for i, name in enumerate(teams.names)
+            if len(teams.members[i]) > 1
+        },
+    }
+    if knows_success:
+        result["success"] = of(record.success)["mean"]
+    return result

@@ -1,0 +1,42 @@
+"""Patterns over agent ids: `*` and `?`, or a quoted list `"agent_0, agent_1"`. Nothing else is special."""
+
+import re
+from collections.abc import Sequence
+
+from marl.envs.errors import UsageError
+
+
+def matching(pattern: str, agents: Sequence[str]) -> list[str]:
+    """The agents that a pattern names, in declared order."""
+    words = [word.strip().strip("\"'") for word in pattern.strip("\"'").split(",")]
+    expressions = [
+        re.escape(word).replace(r"\*", ".*").replace(r"\?", ".") for word in words if word
+    ]
+    return [agent for agent in agents if any(re.fullmatch(e, agent) for e in expressions)]
+
+
+def matching_some(pattern: str, agents: Sequence[str], where: str) -> list[str]:
+    """Like `matching`; raises UsageError where nothing matches."""
+    found = matching(pattern, agents)
+    if not found:
+        raise UsageError(
+            f"{where} {pattern!r} match nothing; this environment has {', '.join(agents)}"
+        )
+    return found
+
+
+def partition(
+    sets: dict[str, Sequence[str]], agents: Sequence[str], where: str
+) -> dict[str, list[str]]:
+    """Named sets of patterns as named sets of agents; raises UsageError where two sets overlap."""
+    owner: dict[str, str] = {}
+    for name, patterns in sets.items():
+        words = [patterns] if isinstance(patterns, str) else patterns
+        for word in words:
+            for agent in matching_some(word, agents, f"{where}.{name}: agents"):
+                if owner.setdefault(agent, name) != name:
+                    raise UsageError(
+                        f"{where}: {agent} is in {owner[agent]!r} and in {name!r}; "
+                        "an agent belongs to one set at most"
+                    )
+    return {name: [agent for agent in agents if owner.get(agent) == name] for name in sets}

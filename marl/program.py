@@ -1,0 +1,148 @@
+"""The compiled programs of a run, memoised on what is static about it."""
+
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from marl import rollout
+from marl.dispatch import TeamSpec, lift
+from marl.envs.vector import VectorEnv
+from marl.envs.wrappers import with_statistics
+from marl.rollout import Carry, Episodes
+
+
+class RunState(NamedTuple):
+    """Everything that training goes on from. Leads with [seeds] when a run has several."""
+
+    key: jax.Array  # [] the run's one key; what is drawn in an update is folded from its number
+    update: jax.Array  # [] int32: updates done
+    team: Any  # learner states per group, [S, ...]
+    hparams: Any  # per group, [S]
+    carry: Carry
+
+
+class Metrics(NamedTuple):
+    """Of one update."""
+
+    learner: Any  # per group, dicts of [S]
+    episodes: Episodes
+
+
+class ProgramSpec(NamedTuple):
+    """What a compiled training program depends on; hashable."""
+
+    env: Any
+    team: TeamSpec
+    num_envs: int
+    rollout_length: int
+    reset_pool: int
+    num_seeds: int
+    max_updates: int  # most updates of one chunk
+
+
+class Program:
+    """Training of one `ProgramSpec`: `init`, and `chunk` of up to `max_updates` updates."""
+
+    def __init__(self, spec: ProgramSpec):
+        self.spec = spec
+        self._compiled: dict[str, Any] = {}
+
+    def init(self, keys: jax.Array, hparams: Any) -> RunState:
+        """A fresh state; `keys` [seeds], `hparams` without the seeds' axis."""
+        return self._compile("init", jax.jit(self.init_function), keys, hparams)(keys, hparams)
+
+    def init_function(self, keys: jax.Array, hparams: Any) -> RunState:
+        """`init` without compiling: what `jax.eval_shape` takes."""
+        return _init_seeds(self.spec, keys, hparams)
+
+    def compile_chunk(self, state: RunState) -> None:
+        """Compile `chunk`, unless that is done."""
+        jitted = jax.jit(partial(_chunk, self.spec), donate_argnums=0)
+        self._compile("chunk", jitted, state, jnp.int32(0))
+
+    @property
+    def is_compiled(self) -> bool:
+        return "chunk" in self._compiled
+
+    def chunk(self, state: RunState, num_updates: int) -> tuple[RunState, Metrics]:
+        """`num_updates` updates; metrics [max_updates, ...], of which the first `num_updates` count.
+
+        The state that is passed in is donated.
+        """
+        self.compile_chunk(state)
+        return self._compiled["chunk"](state, jnp.int32(num_updates))
+
+    def _compile(self, name: str, jitted: Any, *args: Any) -> Any:
+        if name not in self._compiled:
+            self._compiled[name] = jitted.lower(*args).compile()
+        return self._compiled[name]
+
+
+@lru_cache(maxsize=32)
+def program(spec: ProgramSpec) -> Program:
+    """The program of `spec`; the same object, and so the same executable, for equal specs."""
+    return Program(spec)
+
+
+def vector_env(spec: ProgramSpec) -> VectorEnv:
+    return VectorEnv(with_statistics(spec.env), spec.num_envs, spec.reset_pool)
+
+
+def init_state(spec: ProgramSpec, key: jax.Array, hparams: Any) -> RunState:
+    """The state of one seed."""
+    key_init, key_reset, key_run = jax.random.split(key, 3)
+    return RunState(
+        key=key_run,
+        update=jnp.int32(0),
+        team=lift(spec.team).learner.init(key_init, hparams),
+        hparams=hparams,
+        carry=rollout.start(spec.team, vector_env(spec), key_reset),
+    )
+
+
+def train_step(spec: ProgramSpec, state: RunState) -> tuple[RunState, Metrics]:
+    """One rollout and one update of the team, of one seed."""
+    key_collect, key_update = jax.random.split(jax.random.fold_in(state.key, state.update))
+    env_steps = state.update.astype(jnp.float32) * (spec.num_envs * spec.rollout_length)
+    carry, experience, episodes = rollout.collect(
+        spec.team,
+        vector_env(spec),
+        spec.rollout_length,
+        key_collect,
+        state.team,
+        state.carry,
+        state.hparams,
+        env_steps,
+    )
+    team, learner_metrics = lift(spec.team).learner.update(
+        key_update, state.team, experience, state.hparams
+    )
+    state = state._replace(update=state.update + 1, team=team, carry=carry)
+    return state, Metrics(learner_metrics, episodes)
+
+
+def _init_seeds(spec: ProgramSpec, keys: jax.Array, hparams: Any) -> RunState:
+    if spec.num_seeds == 1:
+        return init_state(spec, keys[0], hparams)
+    return jax.vmap(partial(init_state, spec), in_axes=(0, None))(keys, hparams)
+
+
+def _step_seeds(spec: ProgramSpec, state: RunState) -> tuple[RunState, Metrics]:
+    step = partial(train_step, spec)
+    return step(state) if spec.num_seeds == 1 else jax.vmap(step)(state)
+
+
+def _chunk(spec: ProgramSpec, state: RunState, num_updates: jax.Array) -> tuple[RunState, Metrics]:
+    """A loop with a traced length, so that chunks of any length are one program."""
+    step = partial(_step_seeds, spec)
+    shapes = jax.eval_shape(step, state)[1]
+    rows = jax.tree.map(lambda x: jnp.zeros((spec.max_updates, *x.shape), x.dtype), shapes)
+
+    def body(index: jax.Array, loop: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
+        state, rows = loop
+        state, metrics = step(state)
+        return state, jax.tree.map(lambda row, x: row.at[index].set(x), rows, metrics)
+
+    return jax.lax.fori_loop(0, num_updates, body, (state, rows))

@@ -1,0 +1,61 @@
+"""Rows of metrics: what leaves the compiled program, by name.
+
+A key is `quantity` or `quantity/agent`. Values are numbers; lists with one entry per seed where a run
+has several. What has no value (no episode finished) is left out, never 0.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from marl.program import Metrics
+from marl.specs import Team
+
+
+def training_row(
+    team: Team, pending: Sequence[Metrics], env_steps: int, seconds: float
+) -> dict[str, Any]:
+    """One row over several updates.
+
+    Args:
+      team: whose metrics these are.
+      pending: metrics [updates, ...] of chunks, or [updates, seeds, ...].
+      env_steps: environment steps done so far.
+      seconds: of wall time since training started.
+    """
+    metrics = jax.tree.map(lambda *xs: np.concatenate(xs), *pending)
+    row: dict[str, Any] = {"env_steps": env_steps, **_episodes(team, metrics.episodes)}
+    for group, group_metrics in zip(team.lifted.groups, metrics.learner, strict=True):
+        for name, values in group_metrics.items():
+            mean = values.mean(0)  # [S] or [seeds, S]
+            for index, members in enumerate(group.sets):
+                for position in members:
+                    row[f"{name}/{team.agents[position]}"] = _plain(mean[..., index])
+    return row | {"time/seconds": round(seconds, 3)}
+
+
+def _episodes(team: Team, episodes: Any) -> dict[str, Any]:
+    sums = jax.tree.map(lambda x: x.sum(0), episodes)
+    count = sums.count
+    row = {"episodes": _plain(count)}
+    if not np.all(count > 0):
+        return row
+    row["episode_length"] = _plain(sums.length / count)
+    for position, agent in enumerate(team.agents):
+        row[f"return/{agent}"] = _plain(sums.returns[..., position] / count)
+    for index, name in enumerate(team.spec.reward_teams.names):
+        if len(team.spec.reward_teams.members[index]) > 1:
+            row[f"team_return/{name}"] = _plain(sums.team_returns[..., index] / count)
+    row["success"] = _plain(sums.success / count)
+    return row
+
+
+def evaluation_row(results: Mapping[str, Any], env_steps: int) -> dict[str, Any]:
+    """One evaluation as a row."""
+    return {"env_steps": env_steps, **results}
+
+
+def _plain(x: Any) -> Any:
+    return np.asarray(x, np.float64).tolist()
