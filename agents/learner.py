@@ -8,8 +8,9 @@ folded last in the batch, so that B below is then (number of environments) * N. 
 law: `key` first, `state` second, data, `hparams` last.
 
 An *algorithm* is anything with the attributes `Config`, `Hparams` and `make` (a module will do):
-`Config` a frozen dataclass of what changes shapes or control flow, `Hparams` a NamedTuple of floats,
-all with defaults, and `make(config, observation_space, action_space, critic_space) -> Learner`.
+`Config` a frozen dataclass of what changes shapes or control flow, `Hparams` a NamedTuple of
+floats, all with defaults, and `make(config, observation_space, action_space, critic_space)`, which
+returns a `Learner`.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -46,8 +47,8 @@ class CriticSpace(NamedTuple):
 class Rollout(NamedTuple):
     """T steps of B environments, as on-policy learners take it.
 
-    `critic_obs` and `final_critic_obs` may have a smaller batch than the rest, [T, B / N], when the N
-    agents folded into the batch have one critic input and one reward: the critic then runs once.
+    `critic_obs` and `final_critic_obs` may have a smaller batch than the rest, [T, B / N], when the
+    N agents folded into it have one critic input and one reward: the critic then runs once.
     """
 
     obs: Any  # [T, B, ...]
@@ -98,7 +99,7 @@ class UpdateFn(Protocol):
 
 class ValueFn(Protocol):
     def __call__(self, state: Any, critic_obs: Any) -> jax.Array:
-        """State values in the units of the return, of any batch shape: [...] for [..., features]."""
+        """State values [...] in the units of the return, for critic observations [..., D]."""
         ...
 
 
@@ -120,6 +121,12 @@ class ApplyGradientsFn(Protocol):
         ...
 
 
+class CheckFn(Protocol):
+    def __call__(self, batch_shape: tuple[int, int]) -> None:
+        """Raise UsageError where rollouts of (T, number of environments) cannot be learned from."""
+        ...
+
+
 class Learner(NamedTuple):
     """A single-agent learning algorithm bound to its spaces.
 
@@ -138,7 +145,7 @@ class Learner(NamedTuple):
     q_values: QValuesFn | None = None
     apply_gradients: ApplyGradientsFn | None = None
     next_action: ActFn | None = None  # of the target policy, for other agents' Q-critics
-    check: Any = None  # check(batch_shape=(T, B)) raises ValueError when it cannot learn from it
+    check: CheckFn | None = None
 
 
 class Algorithm(Protocol):

@@ -1,11 +1,11 @@
-"""Per-sample losses, and the weighted mean that reduces them. Nothing here knows agents or configs."""
+"""Per-sample losses and the weighted mean that reduces them; no agents or configs in here."""
 
 import jax
 import jax.numpy as jnp
 
 
 def weighted_mean(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Mean of `x` over the samples with weight; 0 when there are none. Unweighted samples are never read."""
+    """Mean of `x` over the samples with weight, 0 if there are none; others are never read."""
     return jnp.sum(jnp.where(weight > 0, x * weight, 0.0)) / jnp.maximum(jnp.sum(weight), 1e-8)
 
 
@@ -33,7 +33,7 @@ def value_loss(value: jax.Array, target: jax.Array) -> jax.Array:
 def clipped_value_loss(
     value: jax.Array, old_value: jax.Array, target: jax.Array, clip_epsilon: jax.Array
 ) -> jax.Array:
-    """The larger of the errors of `value` and of `value` kept within `clip_epsilon` of `old_value`."""
+    """The larger error of `value` and of `value` kept within `clip_epsilon` of `old_value`."""
     clipped = old_value + jnp.clip(value - old_value, -clip_epsilon, clip_epsilon)
     return jnp.maximum(value_loss(value, target), value_loss(clipped, target))
 

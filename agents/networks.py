@@ -1,8 +1,8 @@
 """Networks: the only file that knows haiku.
 
-An observation (any PyTree) becomes `Features` without parameters, once per rollout: vectors, one-hot
-integers and flattened arrays concatenated into one vector, images kept apart. A network is then an
-encoder per image, a torso over everything, and one linear head.
+An observation (any PyTree) becomes `Features` without parameters, once per rollout: vectors,
+one-hot integers and flattened arrays concatenated into one vector, images kept apart. A network is
+then an encoder per image, a torso over everything, and one linear head.
 """
 
 from typing import Any, NamedTuple

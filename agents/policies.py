@@ -1,8 +1,8 @@
 """From an action space to distributions over it.
 
 A policy network gives one vector per sample; `Policy` reads it as one distribution per leaf of the
-action space, independent given the observation. Distributions live and die inside one call: samples,
-log-probabilities and entropies come out, so that everything may be vmapped.
+action space, independent given the observation. Distributions live and die inside one call;
+samples, log-probabilities and entropies come out, so that everything may be vmapped.
 
 A bounded Box under "tanh_normal" is a Gaussian squashed into the bounds by tanh; the sample before
 squashing (`raw`) is kept, which makes the log-probability finite at the bounds. Any other Box, and

@@ -1,11 +1,9 @@
 """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347) with a clipped objective.
 
-Actor and critic have separate networks, optimisers and gradient clipping. Values of a whole rollout
-come from one pass after it. Statistics that normalise observations and values are frozen from acting
-to the last epoch and move once after it, so that the first probability ratio of an update is 1.
+Values of a whole rollout come from one pass after it. Minibatches are drawn from one permutation
+per epoch, which a team makes equal for all agents.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,11 +12,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from marl.agents import losses, networks, policies, returns, schedules, statistics
-from marl.agents.learner import ActInput, ActOutput, CriticSpace, Learner, Rollout
-from marl.agents.networks import Features, Network, NetworkSpec
-from marl.agents.policies import Policy
-from marl.agents.statistics import RunningStatistics
+from marl.agents import actor_critic, losses, networks, policies, schedules
+from marl.agents.actor_critic import NetworkState, Parts, State, Values
+from marl.agents.learner import CriticSpace, Learner, Rollout
+from marl.agents.networks import Features
 from marl.agents.validation import at_least, divisible, one_of
 from marl.envs.errors import UsageError
 from marl.envs.spaces import SpaceTree
@@ -56,8 +53,8 @@ class Config:
             raise UsageError("torso = 'simba' needs a width: give hidden_sizes at least one entry")
         if self.clip_values and not self.normalize_values:
             raise UsageError(
-                "clip_values clips in units of the normalised value and would depend on the reward's "
-                "scale without it; set normalize_values = true as well, or leave clip_values off"
+                "clip_values clips in units of the normalised value, and would depend on the scale "
+                "of rewards without it; set normalize_values = true too, or leave clip_values off"
             )
 
 
@@ -83,23 +80,6 @@ class Hparams(NamedTuple):
     bounds = {"gamma": (0.0, 1.0), "gae_lambda": (0.0, 1.0), "initial_std": (1e-6, float("inf"))}
 
 
-class NetworkState(NamedTuple):
-    """A network and its optimiser."""
-
-    params: Any
-    optimizer: optax.OptState
-
-
-class State(NamedTuple):
-    """What the next step of one agent (or sharing set) needs."""
-
-    actor: NetworkState  # params: {"network": ..., "log_std": [num_scales]}
-    critic: Any  # NetworkState, or () when the team holds the critic
-    obs_statistics: Any  # RunningStatistics [D] of the actor's input, or ()
-    critic_obs_statistics: Any  # the same of the critic's input
-    value_statistics: Any  # RunningStatistics [] of value targets, or ()
-
-
 class Batch(NamedTuple):
     """One actor's samples [M, ...], flattened over time and environments."""
 
@@ -113,7 +93,7 @@ class Batch(NamedTuple):
 
 
 class CriticBatch(NamedTuple):
-    """One critic's samples [M, ...]; fewer than the actor's where agents share the critic's input."""
+    """One critic's samples [M, ...]; fewer than the actor's where agents share its input."""
 
     features: Features
     target: jax.Array  # in units of the critic's output
@@ -121,19 +101,11 @@ class CriticBatch(NamedTuple):
     weight: jax.Array
 
 
-class Parts(NamedTuple):
-    """What `make` captures: static, rebuilt at trace time, never inside a state."""
+class Scheduled(NamedTuple):
+    """Values of the schedules in this update."""
 
-    config: Config
-    policy: Policy
-    actor: Network
-    critic: Network
-    actor_features: Callable[[Any], Features]
-    critic_features: Callable[[Any], Features]
-    actor_zeros: Features
-    critic_zeros: Features | None
-    actor_continuous: Any  # [D] bool: elements of the features that may be normalised
-    critic_continuous: Any
+    learning_rate: jax.Array
+    entropy_coef: jax.Array
 
 
 def make(
@@ -150,194 +122,66 @@ def make(
       critic_space: what the critic reads; None when the team holds the critic, and `advantage` of
         every rollout is then given from outside.
     """
-    policy = Policy(action_space, config.box_policy)
-    critic_obs_space = critic_space.observations if critic_space is not None else None
-    encoder = config.image_encoder
-    parts = Parts(
-        config=config,
-        policy=policy,
-        actor=networks.make_network(_spec(config, config.hidden_sizes, policy.num_outputs, 0.01)),
-        critic=networks.make_network(
-            _spec(config, config.critic_hidden_sizes or config.hidden_sizes, 1, 1.0)
-        ),
-        actor_features=partial(networks.features, observation_space, image_encoder=encoder),
-        critic_features=partial(networks.features, critic_obs_space, image_encoder=encoder),
-        actor_zeros=networks.zero_features(observation_space, encoder),
-        critic_zeros=None
-        if critic_space is None
-        else networks.zero_features(critic_obs_space, encoder),
-        actor_continuous=networks.continuous_mask(observation_space, encoder),
-        critic_continuous=networks.continuous_mask(critic_obs_space, encoder),
-    )
+    parts = actor_critic.make_parts(config, observation_space, action_space, critic_space)
     return Learner(
-        init=partial(init, parts),
-        initial_memory=lambda batch_size: (),
-        act=partial(act, parts),
-        act_greedy=partial(act_greedy, parts),
+        init=partial(actor_critic.init, parts),
+        initial_memory=actor_critic.initial_memory,
+        act=partial(actor_critic.act, parts),
+        act_greedy=partial(actor_critic.act_greedy, parts),
         update=partial(update, parts),
         experience="rollout",
-        value=None if critic_space is None else partial(value, parts),
-        log_prob=partial(log_prob, parts),
-        apply_gradients=partial(apply_gradients, parts),
+        value=None if critic_space is None else partial(actor_critic.value, parts),
+        log_prob=partial(actor_critic.log_prob, parts),
+        apply_gradients=actor_critic.apply_gradients,
         check=partial(check, config),
     )
 
 
-def check(config: Config, batch_shape: tuple[int, int], env_batch: int) -> None:
-    """Raise UsageError where rollouts of `batch_shape` (T, B) do not divide into minibatches.
-
-    `env_batch` is B without the agents folded into it: what a critic's input may have.
-    """
-    divisible(
-        "num_envs * rollout_length",
-        batch_shape[0] * env_batch,
-        "num_minibatches",
-        config.num_minibatches,
-    )
-
-
-def init(parts: Parts, key: jax.Array, hparams: Hparams) -> State:
-    """A fresh state."""
-    key_actor, key_critic = jax.random.split(key)
-    config = parts.config
-    optimizer = _optimizer(hparams, hparams.learning_rate)
-    actor = {
-        "network": parts.actor.init(key_actor, parts.actor_zeros),
-        "log_std": jnp.full((parts.policy.num_scales,), jnp.log(hparams.initial_std)),
-    }
-    has_critic = parts.critic_zeros is not None
-    critic = parts.critic.init(key_critic, parts.critic_zeros) if has_critic else None
-    obs_size = parts.actor_zeros.vector.shape[-1:]
-    critic_size = parts.critic_zeros.vector.shape[-1:] if has_critic else ()
-    normalize_critic = config.normalize_observations and has_critic
-    return State(
-        actor=NetworkState(actor, optimizer.init(actor)),
-        critic=NetworkState(critic, optimizer.init(critic)) if has_critic else (),
-        obs_statistics=statistics.init(obs_size) if config.normalize_observations else (),
-        critic_obs_statistics=statistics.init(critic_size) if normalize_critic else (),
-        value_statistics=statistics.init() if config.normalize_values else (),
-    )
-
-
-def act(
-    parts: Parts, key: jax.Array, state: State, inputs: ActInput, hparams: Hparams
-) -> ActOutput:
-    """Sample actions [B]; extras carry the log-probability and the samples before squashing."""
-    del hparams
-    outputs = _policy_outputs(parts, state.actor.params, state, parts.actor_features(inputs.obs))
-    drawn = parts.policy.sample(key, *outputs, inputs.action_mask)
-    extras = {"log_prob": drawn.log_prob, "raw": drawn.raw}
-    return ActOutput(action=drawn.action, memory=inputs.memory, extras=extras)
-
-
-def act_greedy(
-    parts: Parts, key: jax.Array, state: State, inputs: ActInput, hparams: Hparams
-) -> ActOutput:
-    """The mode of the policy."""
-    del key, hparams
-    outputs = _policy_outputs(parts, state.actor.params, state, parts.actor_features(inputs.obs))
-    action = parts.policy.mode(*outputs, inputs.action_mask)
-    return ActOutput(action=action, memory=inputs.memory, extras=())
-
-
-def value(parts: Parts, state: State, critic_obs: Any) -> jax.Array:
-    """State values [...] in the units of the return."""
-    raw = _critic_output(parts, state.critic.params, state, parts.critic_features(critic_obs))
-    return _denormalise(state, raw)
-
-
-def log_prob(parts: Parts, state: State, experience: Rollout) -> jax.Array:
-    """Log-probability [T, B] of the rollout's actions under `state`."""
-    outputs = _policy_outputs(
-        parts, state.actor.params, state, parts.actor_features(experience.obs)
-    )
-    return parts.policy.log_prob(
-        *outputs, experience.action_mask, experience.action, experience.extras["raw"]
-    )
-
-
-def apply_gradients(
-    parts: Parts,
-    state: NetworkState,
-    grads: Any,
-    hparams: Hparams,
-    learning_rate: jax.Array | None = None,
-) -> NetworkState:
-    """One clipped Adam step of one network (`state.actor` or `state.critic`)."""
-    del parts
-    rate = hparams.learning_rate if learning_rate is None else learning_rate
-    updates, optimizer = _optimizer(hparams, rate).update(grads, state.optimizer)
-    return NetworkState(optax.apply_updates(state.params, updates), optimizer)
+def check(config: Config, batch_shape: tuple[int, int]) -> None:
+    """Raise UsageError where T * (number of environments) does not divide into minibatches."""
+    steps = batch_shape[0] * batch_shape[1]
+    divisible("num_envs * rollout_length", steps, "num_minibatches", config.num_minibatches)
 
 
 def update(
     parts: Parts, key: jax.Array, state: State, experience: Rollout, hparams: Hparams
 ) -> tuple[State, dict[str, jax.Array]]:
-    """`num_epochs` passes over the rollout in minibatches; one order of samples for all agents."""
-    del key
+    """`num_epochs` passes over the rollout in minibatches."""
+    del key  # the order of samples comes from `experience.shuffle_key`
     config = parts.config
-    learning_rate = schedules.schedule(
-        config.learning_rate_schedule,
-        hparams.learning_rate,
-        hparams.learning_rate_end,
-        hparams.schedule_steps,
-        experience.env_steps,
-    )
-    entropy_coef = schedules.schedule(
-        config.entropy_schedule,
-        hparams.entropy_coef,
-        hparams.entropy_coef_end,
-        hparams.schedule_steps,
-        experience.env_steps,
-    )
-    actor_batch, critic_batch, values = _prepare(parts, state, experience, hparams)
-    step = partial(
-        _minibatch_step,
-        parts,
-        state,
-        hparams,
-        (learning_rate, entropy_coef),
-        actor_batch,
-        critic_batch,
-    )
-    indices = _shuffled(experience.shuffle_key, config, actor_batch.weight.shape[0])
-    critic_indices = indices
-    if critic_batch is not None and critic_batch.weight.shape != actor_batch.weight.shape:
-        critic_indices = _shuffled(experience.shuffle_key, config, critic_batch.weight.shape[0])
-    (actor, critic), metrics = jax.lax.scan(
-        step, (state.actor, state.critic), (indices, critic_indices)
-    )
-    metrics = jax.tree.map(jnp.mean, metrics)
-    metrics |= {"learning_rate": learning_rate, "entropy_coef": entropy_coef, **values.metrics}
-    state = _move_statistics(parts, state._replace(actor=actor, critic=critic), experience, values)
-    return state, metrics
-
-
-class _Values(NamedTuple):
-    """Of a whole rollout: what the update of statistics and the metrics need."""
-
-    target: jax.Array | None  # in units of the return
-    weight: jax.Array
-    metrics: dict[str, jax.Array]
-
-
-def _prepare(
-    parts: Parts, state: State, rollout: Rollout, hparams: Hparams
-) -> tuple[Batch, CriticBatch | None, _Values]:
-    """Values and advantages in one pass over the rollout, flattened to batches [T * B]."""
-    advantage, critic_batch = rollout.advantage, None
-    values = _Values(None, rollout.weight, {})
-    if parts.critic_zeros is not None:
-        own_advantage, critic_batch, values = _evaluate(parts, state, rollout, hparams)
+    scheduled = _schedules(config, hparams, experience.env_steps)
+    advantage, values = experience.advantage, None
+    if parts.critic_reader is not None:
+        own_advantage, values = actor_critic.evaluate(parts, state, experience, hparams)
         advantage = own_advantage if advantage is None else advantage
+    batch = _actor_batch(parts, state, experience, advantage)
+    critic_batch = None if values is None else _critic_batch(state, values)
+    step = partial(_minibatch_step, parts, hparams, scheduled, batch, critic_batch)
+    indices = _shuffled(experience.shuffle_key, config, batch, critic_batch)
+    (actor, critic), metrics = jax.lax.scan(step, (state.actor, state.critic), indices)
+    metrics = jax.tree.map(jnp.mean, metrics) | scheduled._asdict()
+    metrics |= {} if values is None else values.metrics
+    state = state._replace(actor=actor, critic=critic)
+    return actor_critic.move_statistics(parts, state, experience, values), metrics
+
+
+def _schedules(config: Config, hparams: Hparams, env_steps: jax.Array) -> Scheduled:
+    def at(kind: str, start: jax.Array, end: jax.Array) -> jax.Array:
+        return schedules.schedule(kind, start, end, hparams.schedule_steps, env_steps)
+
+    return Scheduled(
+        at(config.learning_rate_schedule, hparams.learning_rate, hparams.learning_rate_end),
+        at(config.entropy_schedule, hparams.entropy_coef, hparams.entropy_coef_end),
+    )
+
+
+def _actor_batch(parts: Parts, state: State, rollout: Rollout, advantage: jax.Array) -> Batch:
     if parts.config.normalize_advantages:
         advantage = losses.standardise(advantage, rollout.weight)
     if rollout.advantage_weight is not None:
         advantage = advantage * rollout.advantage_weight
     batch = Batch(
-        features=_normalise_features(
-            parts.actor_continuous, state.obs_statistics, parts.actor_features(rollout.obs)
-        ),
+        features=actor_critic.actor_features(parts, state, rollout.obs),
         action=rollout.action,
         raw=rollout.extras["raw"],
         mask=rollout.action_mask,
@@ -345,91 +189,53 @@ def _prepare(
         advantage=advantage,
         weight=rollout.weight,
     )
-    return _flatten(batch), critic_batch, values
+    return _flatten(batch)
 
 
-def _evaluate(
-    parts: Parts, state: State, rollout: Rollout, hparams: Hparams
-) -> tuple[jax.Array, CriticBatch, _Values]:
-    features = _critic_inputs(parts, state, rollout.critic_obs)
-    final = _critic_inputs(parts, state, rollout.final_critic_obs)
-    output = _apply_critic(parts, state.critic.params, features)
-    next_output = _apply_critic(parts, state.critic.params, final)
-    fold = rollout.reward.shape[1] // output.shape[1]
-    estimate, following = (
-        jnp.repeat(_denormalise(state, x), fold, axis=1) for x in (output, next_output)
-    )
-    advantage, target = returns.gae(
-        rollout.reward,
-        estimate,
-        following,
-        rollout.terminated,
-        rollout.truncated,
-        hparams.gamma,
-        hparams.gae_lambda,
-    )
-    metrics = {
-        "explained_variance": losses.explained_variance(estimate, target, rollout.weight),
-        "value_mean": losses.weighted_mean(estimate, rollout.weight),
-    }
-    target, weight = _unfold(target, rollout.weight, fold)
-    batch = CriticBatch(features, _normalise_target(state, target), output, weight)
-    return advantage, _flatten(batch), _Values(target, weight, metrics)
-
-
-def _unfold(target: jax.Array, weight: jax.Array, fold: int) -> tuple[jax.Array, jax.Array]:
-    """Targets [T, B * N] of agents with one critic input, averaged over the N folded agents."""
-    if fold == 1:
-        return target, weight
-    targets = target.reshape(*target.shape[:1], -1, fold)
-    weights = weight.reshape(*weight.shape[:1], -1, fold)
-    total = jnp.sum(weights, -1)
-    mean = jnp.sum(jnp.where(weights > 0, targets * weights, 0.0), -1) / jnp.maximum(total, 1e-8)
-    return mean, total / fold
+def _critic_batch(state: State, values: Values) -> CriticBatch:
+    target = actor_critic.normalise_value(state, values.target)
+    return _flatten(CriticBatch(values.features, target, values.output, values.weight))
 
 
 def _minibatch_step(
     parts: Parts,
-    frozen: State,
     hparams: Hparams,
-    scheduled: tuple[jax.Array, jax.Array],
-    actor_batch: Batch,
-    critic_batch: CriticBatch | None,
-    networks_state: tuple[NetworkState, Any],
-    indices: tuple[jax.Array, jax.Array],
+    scheduled: Scheduled,
+    actor_samples: Batch,
+    critic_samples: CriticBatch | None,
+    pair: tuple[NetworkState, Any],
+    indices: tuple[jax.Array, jax.Array | None],
 ) -> tuple[tuple[NetworkState, Any], dict[str, jax.Array]]:
     """One gradient step of the actor and one of the critic; the body of the scan."""
-    actor, critic = networks_state
-    learning_rate, entropy_coef = scheduled
-    batch = jax.tree.map(lambda x: x[indices[0]], actor_batch)
+    actor, critic = pair
+    rate = scheduled.learning_rate
+    batch = jax.tree.map(lambda x: x[indices[0]], actor_samples)
     grads, metrics = jax.grad(_actor_loss, argnums=1, has_aux=True)(
-        parts, actor.params, batch, hparams.clip_epsilon, entropy_coef
+        parts, actor.params, batch, hparams.clip_epsilon, scheduled.entropy_coef
     )
     metrics["actor_grad_norm"] = optax.global_norm(grads)
-    actor = apply_gradients(parts, actor, grads, hparams, learning_rate)
-    if critic_batch is None:
-        return (actor, critic), metrics
-    batch = jax.tree.map(lambda x: x[indices[1]], critic_batch)
-    grads, metrics["value_loss"] = jax.grad(_critic_loss, argnums=1, has_aux=True)(
-        parts, critic.params, batch, hparams
-    )
-    metrics["critic_grad_norm"] = optax.global_norm(grads)
-    rate = learning_rate * hparams.critic_learning_rate_scale
-    critic = apply_gradients(parts, critic, grads, hparams, rate)
+    actor = actor_critic.step_network(actor, grads, hparams, rate)
+    if critic_samples is not None:
+        critic_batch = jax.tree.map(lambda x: x[indices[1]], critic_samples)
+        grads, metrics["value_loss"] = jax.grad(_critic_loss, argnums=1, has_aux=True)(
+            parts, critic.params, critic_batch, hparams
+        )
+        metrics["critic_grad_norm"] = optax.global_norm(grads)
+        rate = rate * hparams.critic_learning_rate_scale
+        critic = actor_critic.step_network(critic, grads, hparams, rate)
     return (actor, critic), metrics
 
 
 def _actor_loss(
     parts: Parts, params: Any, batch: Batch, clip_epsilon: jax.Array, entropy_coef: jax.Array
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    outputs = (parts.actor.apply(params["network"], batch.features), params["log_std"])
+    outputs = actor_critic.policy_outputs(parts, params, batch.features)
     new_log_prob = parts.policy.log_prob(*outputs, batch.mask, batch.action, batch.raw)
-    entropy = parts.policy.entropy(*outputs, batch.mask)
     # an unweighted sample may hold anything: its ratio is set to 1 before the exponential
     log_ratio = jnp.where(batch.weight > 0, new_log_prob - batch.log_prob, 0.0)
     surrogate = losses.clipped_surrogate(log_ratio, batch.advantage, clip_epsilon)
     policy_loss = losses.weighted_mean(surrogate, batch.weight)
-    entropy = losses.weighted_mean(entropy, batch.weight)
+    entropy = losses.weighted_mean(parts.policy.entropy(*outputs, batch.mask), batch.weight)
     clipped = jnp.abs(jnp.expm1(log_ratio)) > clip_epsilon
     metrics = {
         "policy_loss": policy_loss,
@@ -443,7 +249,7 @@ def _actor_loss(
 def _critic_loss(
     parts: Parts, params: Any, batch: CriticBatch, hparams: Hparams
 ) -> tuple[jax.Array, jax.Array]:
-    output = _apply_critic(parts, params, batch.features)
+    output = actor_critic.critic_output(parts, params, batch.features)
     if parts.config.clip_values:
         loss = losses.clipped_value_loss(
             output, batch.old_value, batch.target, hparams.value_clip_epsilon
@@ -454,82 +260,21 @@ def _critic_loss(
     return hparams.value_coef * loss, loss
 
 
-def _move_statistics(parts: Parts, state: State, rollout: Rollout, values: _Values) -> State:
-    """Merge this rollout into the statistics, once, after the last epoch."""
-    config = parts.config
-    if config.normalize_observations:
-        vector = parts.actor_features(rollout.obs).vector
-        state = state._replace(
-            obs_statistics=statistics.merge(state.obs_statistics, vector, rollout.weight)
-        )
-    if values.target is None:
-        return state
-    if config.normalize_observations:
-        vector = parts.critic_features(rollout.critic_obs).vector
-        merged = statistics.merge(state.critic_obs_statistics, vector, values.weight)
-        state = state._replace(critic_obs_statistics=merged)
-    if config.normalize_values:
-        merged = statistics.merge(state.value_statistics, values.target, values.weight)
-        state = state._replace(value_statistics=merged)
-    return state
-
-
-def _spec(config: Config, hidden_sizes: tuple[int, ...], outputs: int, scale: float) -> NetworkSpec:
-    return NetworkSpec(tuple(hidden_sizes), config.activation, config.torso, outputs, scale)
-
-
-def _optimizer(hparams: Hparams, learning_rate: jax.Array) -> optax.GradientTransformation:
-    return optax.chain(
-        optax.clip_by_global_norm(hparams.max_grad_norm),
-        optax.adam(learning_rate, eps=hparams.adam_epsilon),
-    )
-
-
-def _policy_outputs(
-    parts: Parts, params: Any, state: State, features: Features
-) -> tuple[jax.Array, jax.Array]:
-    features = _normalise_features(parts.actor_continuous, state.obs_statistics, features)
-    return parts.actor.apply(params["network"], features), params["log_std"]
-
-
-def _critic_inputs(parts: Parts, state: State, critic_obs: Any) -> Features:
-    features = parts.critic_features(critic_obs)
-    return _normalise_features(parts.critic_continuous, state.critic_obs_statistics, features)
-
-
-def _apply_critic(parts: Parts, params: Any, features: Features) -> jax.Array:
-    return parts.critic.apply(params, features)[..., 0]
-
-
-def _critic_output(parts: Parts, params: Any, state: State, features: Features) -> jax.Array:
-    features = _normalise_features(parts.critic_continuous, state.critic_obs_statistics, features)
-    return _apply_critic(parts, params, features)
-
-
-def _normalise_features(continuous: Any, stats: Any, features: Features) -> Features:
-    if not isinstance(stats, RunningStatistics):
-        return features
-    normal = jnp.clip(statistics.normalise(stats, features.vector), -10.0, 10.0)
-    return features._replace(vector=jnp.where(continuous, normal, features.vector))
-
-
-def _normalise_target(state: State, target: jax.Array) -> jax.Array:
-    if not isinstance(state.value_statistics, RunningStatistics):
-        return target
-    return statistics.normalise(state.value_statistics, target)
-
-
-def _denormalise(state: State, output: jax.Array) -> jax.Array:
-    if not isinstance(state.value_statistics, RunningStatistics):
-        return output
-    return statistics.denormalise(state.value_statistics, output)
-
-
-def _shuffled(key: jax.Array, config: Config, size: int) -> jax.Array:
-    """[num_epochs * num_minibatches, size / num_minibatches]: a fresh permutation per epoch."""
+def _shuffled(
+    key: jax.Array, config: Config, actor_samples: Batch, critic_samples: CriticBatch | None
+) -> tuple[jax.Array, jax.Array | None]:
+    """Sample indices [num_epochs * num_minibatches, samples per minibatch] of actor and critic."""
     keys = jax.random.split(key, config.num_epochs)
-    orders = jax.vmap(lambda k: jax.random.permutation(k, size))(keys)
-    return orders.reshape(config.num_epochs * config.num_minibatches, -1)
+
+    def indices(size: int) -> jax.Array:
+        orders = jax.vmap(lambda k: jax.random.permutation(k, size))(keys)
+        return orders.reshape(config.num_epochs * config.num_minibatches, -1)
+
+    actor = indices(actor_samples.weight.shape[0])
+    if critic_samples is None:
+        return actor, None
+    size = critic_samples.weight.shape[0]
+    return actor, actor if size == actor_samples.weight.shape[0] else indices(size)
 
 
 def _flatten(tree: Any) -> Any:

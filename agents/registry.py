@@ -9,7 +9,7 @@ ALGORITHMS = {"ppo": "marl.agents.ppo"}  # name -> module with Config, Hparams a
 
 
 def algorithm(name: str) -> Any:
-    """The algorithm of that name, or the module `my_package.my_learner`, imported when asked for."""
+    """The algorithm of that name, or the module `my_package.my_learner`; imported here."""
     if "." in name:
         return _module(name)
     if name not in ALGORITHMS:
@@ -24,5 +24,6 @@ def _module(name: str) -> Any:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise UsageError(
-            f"learner {name!r}: no module {error.name!r}; is it installed, or in the folder this runs in?"
+            f"learner {name!r}: no module {error.name!r}; is it installed, or in the folder this "
+            "runs in?"
         ) from None

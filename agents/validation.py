@@ -1,4 +1,4 @@
-"""Checks that configs share; each raises UsageError naming the value, what is valid and what to do."""
+"""Checks that configs share; each raises UsageError with the value and what is valid."""
 
 import math
 from collections.abc import Iterable

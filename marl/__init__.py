@@ -1,4 +1,4 @@
-"""Multi-agent reinforcement learning in JAX. Importing this imports nothing heavy; names load lazily."""
+"""Multi-agent reinforcement learning in JAX. Names load lazily: importing this costs nothing."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -229,7 +229,8 @@ def _envs(options: argparse.Namespace) -> int:
     entries = [entry for suite in suites for entry in registry.listing(suite)]
     width = max(len(entry.id) for entry in entries)
     for entry in entries:
-        print(f"{entry.id:{width}}  {entry.unavailable or entry.note}".rstrip())
+        note = f"not here: {entry.unavailable}" if entry.unavailable else entry.note
+        print(f"{entry.id:{width}}  {note}".rstrip())
     return 0
 
 
@@ -259,3 +260,7 @@ COMMANDS = {
     "envs": Command("list environments", _envs_arguments, _envs),
     "presets": Command("list presets", _no_arguments, _presets),
 }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -77,7 +77,10 @@ def to_dict(config: Config) -> dict[str, Any]:
 def to_yaml(config: Config | Mapping[str, Any]) -> str:
     """YAML text that `load` reads back to an equal configuration."""
     values = to_dict(config) if isinstance(config, Config) else plain(config)
-    return OmegaConf.to_yaml(OmegaConf.create(values))
+    try:
+        return OmegaConf.to_yaml(OmegaConf.create(values))
+    except OmegaConfBaseException as error:
+        raise UsageError(f"the configuration cannot be written as YAML: {_line(error)}") from None
 
 
 def _file_layers(source: str | Path) -> list[tuple[dict[str, Any], str]]:

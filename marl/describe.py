@@ -10,7 +10,7 @@ from marl.groups import Group
 
 
 def describe(team: Any) -> str:
-    """Groups with their agents, learners, parameters and critic inputs, and the hparams that differ."""
+    """Groups with agents, learner, parameters and critic input, and the hparams that differ."""
     lifted = team.lifted
     count = f"{len(team.agents)} agent{'s' * (len(team.agents) != 1)}"
     lines = [f"{count} in {len(lifted.groups)} group{'s' * (len(lifted.groups) != 1)}"]
@@ -31,6 +31,7 @@ def _describe_group(team: Any, index: int, group: Group, state: Any) -> list[str
     if num_members > 1:
         how += f", each shared by {num_members} agents"
     reason = team.lifted.reasons[index]
+    per = "set" if num_members > 1 else "agent"
     lines = [
         f"group {index}: {', '.join(names[p] for p in group.positions)}",
         f"  stacked       {how}",
@@ -39,7 +40,7 @@ def _describe_group(team: Any, index: int, group: Group, state: Any) -> list[str
         + (" + agent id" if group.identified else ""),
         f"  action        {spaces.describe(spaces.from_signature(first.action))}",
         f"  critic reads  {_describe_scope(team, group)}",
-        f"  parameters    {_count(state) // num_sets:,} per {'set' if num_members > 1 else 'agent'}",
+        f"  parameters    {_count(state) // num_sets:,} per {per}",
     ]
     if reason:
         lines.insert(1, f"  apart because its {reason} differs")

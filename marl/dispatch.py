@@ -180,8 +180,7 @@ def _check(built: tuple[Group, ...], batch_shape: tuple[int, int]) -> None:
     """Raise UsageError where a learner cannot learn from rollouts [T, number of environments]."""
     for group in built:
         if group.learner.check is not None:
-            folded = (batch_shape[0], batch_shape[1] * group.shape[1])
-            group.learner.check(folded, batch_shape[1])
+            group.learner.check(batch_shape)
 
 
 def _init(built: tuple[Group, ...], key: jax.Array, hparams: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -62,8 +62,8 @@ def evaluate(
 
     Returns:
       A dict of plain numbers: `episodes`, `unfinished`, `length`, `returns` by agent,
-      `team_returns` by reward team of more than one agent, `success` where the environment knows it;
-      means with `std` over episodes.
+      `team_returns` by reward team of more than one agent, `success` where the environment knows
+      it; means with `std` over episodes.
     """
     per_env = -(-episodes // _MOST_ENVS)
     num_envs = -(-episodes // per_env)

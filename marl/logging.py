@@ -110,7 +110,7 @@ class LineProgress:
 
     def update(self, env_steps: int, row: Mapping[str, Any] | None = None) -> None:
         assert self._pace is not None, "start comes before update"
-        self._pace.done = env_steps
+        self._pace.advance(env_steps)
         self._returns = returns_text(row) if row else self._returns
         if self._clock() - self._printed[0] >= self._interval:
             self._print()
@@ -163,7 +163,7 @@ class BarProgress:
 
     def update(self, env_steps: int, row: Mapping[str, Any] | None = None) -> None:
         assert self._bar is not None and self._pace is not None, "start comes before update"
-        self._pace.done = env_steps
+        self._pace.advance(env_steps)
         self._bar.update(self._task, completed=env_steps)
         if row:
             self._bar.update(self._task, returns=returns_text(row))
@@ -186,14 +186,18 @@ class PaceColumn(ProgressColumn):
 
 
 class Pace:
-    """How far and how fast; speed is the average since the start."""
+    """How far and how fast; speed is the average from the start to the latest update."""
 
     def __init__(self, total: int, done: int, clock: Callable[[], float]):
         self.total, self.done = total, done
-        self._first, self._clock, self._started = done, clock, clock()
+        self._first, self._clock = done, clock
+        self._started = self._updated = clock()
+
+    def advance(self, done: int) -> None:
+        self.done, self._updated = done, self._clock()
 
     def text(self) -> str:
-        elapsed = self._clock() - self._started
+        elapsed = self._updated - self._started
         speed = (self.done - self._first) / elapsed if elapsed > 0 else 0.0
         words = [f"{self.done:,}/{self.total:,} steps"]
         if speed > 0:
@@ -227,9 +231,10 @@ def returns_text(row: Mapping[str, Any]) -> str:
 
 
 class JsonLines:
-    """Appends rows of metrics to a file, one strict JSON object a line, each written at once.
+    """Appends rows of metrics to a file, one strict JSON object a line.
 
-    JSON has no NaN or infinity: they are written as null.
+    JSON has no NaN or infinity: they are written as null. The file is open only while a row is
+    written, so that nothing is lost, or left open, however a run ends.
 
     Args:
       path: the file; made if missing.
@@ -239,22 +244,13 @@ class JsonLines:
 
     def __init__(self, path: str | Path, resume_at: int | None = None):
         self.path = Path(path)
-        if resume_at is not None and self.path.exists():
+        self.path.touch()
+        if resume_at is not None:
             self._cut(resume_at)
-        self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115  (closed by `close`)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(strict(row), allow_nan=False) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-    def __enter__(self) -> "JsonLines":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(strict(row), allow_nan=False) + "\n")
 
     def _cut(self, resume_at: int) -> None:
         kept = [row for row in read_rows(self.path) if row.get("env_steps", 0) <= resume_at]

@@ -157,6 +157,9 @@ def learner_options(name: str) -> dict[str, Any]:
     from marl.agents.registry import algorithm
 
     learner = algorithm(name)
+    missing = [part for part in ("Config", "Hparams", "make") if not hasattr(learner, part)]
+    if missing:
+        raise UsageError(f"learner {name!r} is a module without {', '.join(missing)}")
     fields = dataclasses.fields(learner.Config)
     kinds: dict[str, Any] = {field.name: _kind(field) for field in fields}
     return kinds | dict.fromkeys(learner.Hparams._fields, float)
@@ -186,9 +189,16 @@ def check_team(team: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_options(
-    prefix: str, options: Mapping[str, Any], learner: Any, others: Mapping[str, Any]
+    prefix: str, options: Mapping[str, Any], learner: str, others: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Options of the learner of that name, and of `others` (name -> kind), with types checked."""
+    """Options of the learner of that name, and of `others` (name -> kind), with types checked.
+
+    Those of a learner that was given as an object are known to whoever has the object.
+    """
+    from marl.record import nameless
+
+    if nameless(learner):
+        return dict(options)
     kinds = dict(others) | learner_options(learner)
     for option in options:
         if option not in kinds:
@@ -217,7 +227,9 @@ def check_partition(key: str, value: Any, kind: type) -> None:
 
 
 def plain(values: Any) -> Any:
-    """Mappings as dicts and sequences as lists, all the way down."""
+    """Mappings as dicts, sequences and arrays as lists, all the way down."""
     if isinstance(values, Mapping):
         return {key: plain(value) for key, value in values.items()}
+    if hasattr(values, "tolist"):
+        return values.tolist()
     return [plain(value) for value in values] if isinstance(values, list | tuple) else values

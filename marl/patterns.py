@@ -1,4 +1,4 @@
-"""Patterns over agent ids: `*` and `?`, or a quoted list `"agent_0, agent_1"`. Nothing else is special."""
+"""Patterns over agent ids: `*` and `?`, or a list `"agent_0, agent_1"`; nothing else is special."""
 
 import re
 from collections.abc import Sequence

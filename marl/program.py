@@ -67,7 +67,7 @@ class Program:
         return "chunk" in self._compiled
 
     def chunk(self, state: RunState, num_updates: int) -> tuple[RunState, Metrics]:
-        """`num_updates` updates; metrics [max_updates, ...], of which the first `num_updates` count.
+        """`num_updates` updates; of the metrics [max_updates, ...] the first `num_updates` count.
 
         The state that is passed in is donated.
         """

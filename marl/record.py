@@ -12,8 +12,8 @@ NAMELESS = "object:"  # before the type of an environment or learner that has no
 def record(team: Team, training: Mapping[str, Any]) -> dict[str, Any]:
     """Sections as `marl.config` has them.
 
-    An environment or learner given as an object is recorded as "object:" and its type; whoever loads
-    the run then has to give it again.
+    An environment or learner given as an object is recorded as "object:" and its type; whoever
+    loads the run then has to give it again.
     """
     request = dict(team.request)
     options = request.pop("learner_options")

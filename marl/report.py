@@ -1,7 +1,7 @@
 """Rows of metrics: what leaves the compiled program, by name.
 
-A key is `quantity` or `quantity/agent`. Values are numbers; lists with one entry per seed where a run
-has several. What has no value (no episode finished) is left out, never 0.
+A key is `quantity` or `quantity/agent`. Values are numbers; lists with one entry per seed where a
+run has several. What has no value (no episode finished) is left out, never 0.
 """
 
 from collections.abc import Mapping, Sequence

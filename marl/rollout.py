@@ -50,7 +50,7 @@ class Step(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """Of the running episode in each environment; counts where the step's `episode_over` is true."""
+    """Of each environment's running episode; counts where the step's `episode_over` is true."""
 
     length: jax.Array  # [B]
     returns: jax.Array  # [B, A]

@@ -114,8 +114,8 @@ def team(
       reward_pooling: "mean" or "sum" over a reward team.
       death: whether the return of an agent that is out runs on with its reward team's ("continue")
         or ends ("terminal"); "auto" continues inside a reward team.
-      overrides: `{pattern: {option: value}}`, where an option is any of the learner's, or `learner`,
-        `critic` or `sharing`. Patterns know `*` and `?`; the later match wins.
+      overrides: `{pattern: {option: value}}`, where an option is any of the learner's, or
+        `learner`, `critic` or `sharing`. Patterns know `*` and `?`; the later match wins.
       agent_ids: add a one-hot of the agent to observations where parameters are shared.
       vectorise: False builds the same team as a Python loop, for tests and debugging.
       **learner_options: any field of the learner's Config or Hparams.
@@ -398,7 +398,7 @@ def _with_final_extras(env: Any, spec: TeamSpec) -> Any:
     timestep, _ = jax.eval_shape(env.step, key, state, action)
     if "global_state" not in (timestep.final_extras or {}):
         raise UsageError(
-            "critic = 'state' bootstraps from the global state of an episode's last state, and this "
+            "critic = 'state' bootstraps from the global state of an episode's end, and this "
             "environment's step gives no final_extras['global_state']; add it, or make the "
             "environment episodic and wrap it in marl.envs.AutoReset"
         )

@@ -2,6 +2,7 @@
 
 import textwrap
 
+import numpy as np
 import pytest
 
 from marl import config, options
@@ -45,6 +46,39 @@ def test_yaml_round_trips(name, write):
     loaded = config.load(name, ['team.overrides."agent_0,agent_1".gamma=0.9', "training.seed=3"])
     assert config.load(write(config.to_yaml(loaded))) == loaded
     assert config.from_dict(config.to_dict(loaded)) == loaded
+
+
+def test_values_that_yaml_reads_otherwise_round_trip(write):
+    kwargs = {
+        "a": "off",
+        "b": "1e6",
+        "c": float("inf"),
+        "d": "null",
+        "e": [1e-20, True, None],
+        "f": "",
+    }
+    loaded = config.from_dict({"env": {"id": "toy/x", "kwargs": kwargs}})
+    assert config.load(write(config.to_yaml(loaded))).env.kwargs == kwargs
+
+
+def test_numbers_of_other_libraries_are_written_as_plain_ones():
+    values = {"team": {"learner": {"name": "ppo", "gamma": np.float64(0.5), "hidden_sizes": (8,)}}}
+    assert "gamma: 0.5" in config.to_yaml(values) and "- 8" in config.to_yaml(values)
+    with pytest.raises(UsageError, match="cannot be written as YAML"):
+        config.to_yaml({"env": {"kwargs": {"f": print}}})
+
+
+def test_a_learner_that_is_a_module_has_its_own_options(monkeypatch, tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "learner.py").write_text("from marl.agents.ppo import Config, Hparams\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own" / "whole.py").write_text(
+        "from marl.agents.ppo import Config, Hparams, make\n"
+    )
+    assert load("team.learner=own.whole", "team.learner.gamma=0").team.learner["gamma"] == 0
+    assert "team.learner.gama" in message("team.learner=own.whole", "team.learner.gama=0")
+    assert "a module without make" in message("team.learner=own.learner")
+    assert "no module 'nowhere'" in message("team.learner=nowhere.learner")
 
 
 def test_later_layers_win(write):

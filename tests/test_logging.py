@@ -157,31 +157,28 @@ def test_rows_are_strict_json_written_at_once(tmp_path):
         {"env_steps": 1, "loss": None, "up": None, "x": {"y": 0.5}},
         {"env_steps": 2, "seeds": [1.0, None], "ok": True},
     ]
-    rows.close()
 
 
 def test_rows_are_appended(tmp_path):
+    assert JsonLines(tmp_path / "metrics.jsonl") and read_rows(tmp_path / "metrics.jsonl") == []
     for step in (1, 2):
-        with JsonLines(tmp_path / "metrics.jsonl") as rows:
-            rows.write({"env_steps": step})
+        JsonLines(tmp_path / "metrics.jsonl").write({"env_steps": step})
     assert [row["env_steps"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
 def test_resuming_cuts_later_rows_and_a_torn_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    with JsonLines(path) as rows:
-        for step in (10, 20, 30):
-            rows.write({"env_steps": step})
+    rows = JsonLines(path)
+    for step in (10, 20, 30):
+        rows.write({"env_steps": step})
     with open(path, "a") as file:
         file.write('{"env_steps": 4')
     assert [row["env_steps"] for row in read_rows(path)] == [10, 20, 30]
-    with JsonLines(path, resume_at=20) as rows:
-        rows.write({"env_steps": 30, "again": 1})
+    JsonLines(path, resume_at=20).write({"env_steps": 30, "again": 1})
     assert read_rows(path) == [{"env_steps": 10}, {"env_steps": 20}, {"env_steps": 30, "again": 1}]
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_resuming_without_a_file_begins_one(tmp_path):
-    with JsonLines(tmp_path / "metrics.jsonl", resume_at=20) as rows:
-        rows.write({"env_steps": 30})
+    JsonLines(tmp_path / "metrics.jsonl", resume_at=20).write({"env_steps": 30})
     assert len(read_rows(tmp_path / "metrics.jsonl")) == 1
