@@ -29,15 +29,15 @@ def gae(
     Returns:
       Advantages and value targets, each [T, ...].
     """
-    # `where`, not a product: the value of a terminal state is never read, not even if it is NaN
+    # `where`, not products: what lies behind an end is never read, not even if it is NaN
     bootstrap = jnp.where(terminated, 0.0, gamma * next_value)
     delta = reward + bootstrap - value
-    decay = jnp.where(terminated | truncated, 0.0, gamma * gae_lambda)
+    cut = terminated | truncated
 
     def step(advantage, inputs):
-        delta_t, decay_t = inputs
-        advantage = delta_t + decay_t * advantage
+        delta_t, cut_t = inputs
+        advantage = delta_t + jnp.where(cut_t, 0.0, gamma * gae_lambda * advantage)
         return advantage, advantage
 
-    _, advantage = jax.lax.scan(step, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)
+    _, advantage = jax.lax.scan(step, jnp.zeros_like(delta[0]), (delta, cut), reverse=True)
     return advantage, advantage + value

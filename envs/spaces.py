@@ -158,7 +158,7 @@ def _sample_leaf(key: jax.Array, space: Space) -> jax.Array:
     if isinstance(space, MultiDiscrete):
         return jax.random.randint(key, space.shape, 0, jnp.asarray(space.nvec)).astype(dtype)
     if not space.bounded:
-        return jax.random.normal(key, space.shape).astype(dtype)
+        return jnp.clip(jax.random.normal(key, space.shape), *space.bounds()).astype(dtype)
     low, high = space.bounds()
     if np.issubdtype(dtype, np.floating):
         return jax.random.uniform(key, space.shape, minval=low, maxval=high).astype(dtype)

@@ -134,7 +134,8 @@ def _write(temporary: Path, step: int, tree: Any, manifest: Mapping[str, Any]) -
     leaves, _ = _named_leaves(tree)
     temporary.mkdir()
     with open(temporary / ARRAYS, "wb") as file:
-        np.savez(file, **{_member(name): _pack(leaf) for name, leaf in leaves.items()})
+        arrays: dict[str, Any] = {_member(name): _pack(leaf) for name, leaf in leaves.items()}
+        np.savez(file, **arrays)
         _force(file)
     contents = dict(manifest) | {
         "format": FORMAT,

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -58,9 +58,8 @@ def from_dict(values: Mapping[str, Any]) -> Config:
         resolved = OmegaConf.to_container(node, resolve=True)
     except OmegaConfBaseException as error:
         raise UsageError(f"the configuration cannot be resolved: {_line(error)}") from None
-    assert isinstance(resolved, dict)
-    resolved = checked(resolved)
-    sections = {f.name: f.type(**resolved[f.name]) for f in dataclasses.fields(Config)}  # type: ignore[operator]
+    values = checked(cast(dict[str, Any], resolved))
+    sections = {f.name: f.type(**values[f.name]) for f in dataclasses.fields(Config)}  # type: ignore[operator]
     config = Config(**sections)
     if not config.env.id:
         raise UsageError("no environment is given; write env=suite/name, see `marl envs`")

@@ -15,11 +15,11 @@ from rich.progress import (
     BarColumn,
     ProgressColumn,
     TaskProgressColumn,
-    TextColumn,
 )
 from rich.progress import (
     Progress as Bar,
 )
+from rich.table import Column
 from rich.text import Text
 
 RETURNS = ("team_return/", "return/")  # rows' keys that are shown, in this order
@@ -152,11 +152,11 @@ class BarProgress:
     def start(self, total_steps: int, done: int = 0) -> None:
         self._pace = Pace(total_steps, done, self._clock)
         self._bar = Bar(
-            BarColumn(bar_width=24),
-            TaskProgressColumn(),
-            PaceColumn(self._pace),
-            TextColumn("{task.fields[returns]}", style="green", markup=False),
+            BarColumn(bar_width=24, table_column=Column(no_wrap=True)),
+            TaskProgressColumn(table_column=Column(no_wrap=True)),
+            PaceColumn(self._pace),  # the only column that gives way
             console=self._console,
+            expand=True,
         )
         self._task = self._bar.add_task("", total=total_steps, completed=done, returns="")
         self._bar.start()
@@ -175,14 +175,14 @@ class BarProgress:
 
 
 class PaceColumn(ProgressColumn):
-    """Steps, steps per second and the time left."""
+    """Steps, steps per second, the time left and the returns; cut where the line ends."""
 
     def __init__(self, pace: "Pace"):
-        super().__init__()
+        super().__init__(table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
         self._pace = pace
 
     def render(self, task: Any) -> Text:
-        return Text(self._pace.text(), style="cyan")
+        return Text.assemble((self._pace.text(), "cyan"), "  ", (task.fields["returns"], "green"))
 
 
 class Pace:

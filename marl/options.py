@@ -116,8 +116,10 @@ def _merge_mappings(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[s
     merged = dict(base)
     for key, value in layer.items():
         under = merged.get(key)
-        both = isinstance(under, Mapping) and isinstance(value, Mapping)
-        merged[key] = _merge_mappings(under, value) if both else copy.deepcopy(value)
+        if isinstance(under, Mapping) and isinstance(value, Mapping):
+            merged[key] = _merge_mappings(under, value)
+        else:
+            merged[key] = copy.deepcopy(value)
     return merged
 
 
@@ -215,7 +217,7 @@ def _check_override(glob: str, options: Mapping[str, Any], team_learner: str) ->
 
 
 def check_partition(key: str, value: Any, kind: type) -> None:
-    """A word, or a list of agents, or a mapping of names to lists of agents; `marl.team` reads it."""
+    """A word, a list of agents, or a mapping of names to those; `marl.team` reads it."""
     if isinstance(value, str):
         return
     if kind is dict and isinstance(value, Mapping):

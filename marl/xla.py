@@ -37,7 +37,7 @@ def _enable_compilation_cache() -> None:
     """Keep compiled programs between processes, unless JAX has been given a place for them."""
     import jax
 
-    if jax.config.jax_compilation_cache_dir is not None:
+    if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
     directory = cache_directory()
     try:

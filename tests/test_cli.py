@@ -102,6 +102,21 @@ def test_describe_shows_the_team_and_trains_nothing(capsys, tmp_path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("preset", sorted(config.presets()))
+def test_presets_build(preset, capsys):
+    assert cli.main(["describe", preset]) == 0
+    assert "agents in" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", sorted(config.presets()))
+def test_presets_train(preset, tmp_path):
+    small = ["training.num_envs=2", "training.rollout_length=8", "training.total_steps=32"]
+    out = tmp_path / "run"
+    assert train(preset, *small, "evaluation.episodes=2", "--quiet", "--out", str(out)) == 0
+    assert json.loads((out / "summary.json").read_text())["env_steps"] == 32
+
+
 def test_a_run_is_written_whole(trained):
     names = {path.name for path in trained.iterdir()}
     assert names == {
@@ -118,9 +133,10 @@ def test_a_run_is_written_whole(trained):
 
 def test_progress_is_on_stderr_and_the_result_on_stdout(tmp_path, capsys):
     out = tmp_path / "run"
-    assert train("ippo", "--out", str(out), *TINY, "training.total_steps=32") == 0
+    longer = ["training.rollout_length=16", "training.total_steps=64"]
+    assert train("ippo", "--out", str(out), *TINY, *longer) == 0
     printed = capsys.readouterr()
-    assert "32/32 steps" in printed.err and "compiling the training step" in printed.err
+    assert "64/64 steps" in printed.err and "compiling the training step" in printed.err
     assert "stochastic" in printed.out and f"marl eval {out}" in printed.out
     assert train("ippo", "--quiet", *TINY, "training.total_steps=32", "--out", str(out / "b")) == 0
     assert capsys.readouterr() == ("", "")

@@ -94,6 +94,20 @@ def test_a_bar_shows_the_same_on_a_terminal(clock):
     assert "1,000 steps/s" in text and "return a 2.00" in text and "saved to [somewhere]" in text
 
 
+def test_a_bar_stays_on_one_line(clock):
+    progress = BarProgress(console(terminal=True), clock=clock)
+    progress.start(1_000_000)
+    clock.now += 1
+    progress.update(10_000, {f"return/agent_{i}": -25.0 for i in range(10)})
+    progress.close()
+    drawn = progress._console.file.getvalue()
+    assert drawn.count("\n") == 1, "it is redrawn in place"
+    last = drawn.rsplit("\r", 1)[-1]
+    for part in ("\u2501" * 20, "1%", "10,000 steps/s  1 min 39 s left", "return agent_0 -25.00"):
+        assert part in last
+    assert "agent_5" not in last
+
+
 def test_the_kind_follows_the_output():
     assert isinstance(make_progress(True, console()), LineProgress)
     assert isinstance(make_progress(True, console(terminal=True)), BarProgress)

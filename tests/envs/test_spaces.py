@@ -78,6 +78,12 @@ def test_samples_lie_in_the_box(low, extent, dtype, seed):
     assert np.all(sample >= low) and np.all(sample <= low + extent)
 
 
+def test_samples_keep_a_single_bound():
+    space = Box((100,), low=(0.0, -np.inf) * 50)
+    sample = np.asarray(spaces.sample(jax.random.key(0), space))
+    assert np.all(sample[::2] >= 0) and np.any(sample[1::2] < 0)
+
+
 def test_integer_samples_reach_both_bounds():
     for space, expected in [
         (Box((), 0, 255, "uint8"), (0, 255)),

@@ -21,9 +21,9 @@ def test_vector_step_equals_single_steps():
     single = AutoReset(RandomEnd())
     env = VectorEnv(single, B)
     _, state = env.reset(jax.random.key(0))
-    ends = 0
+    step, ends = jax.jit(env.step), 0
     for key in jax.random.split(jax.random.key(1), T):
-        timestep, after = env.step(key, state, act(1))
+        timestep, after = step(key, state, act(1))
         key_step, key_reset = jax.random.split(key)
         keys, reset_keys = jax.random.split(key_step, B), jax.random.split(key_reset, B)
         for b in range(B):
@@ -71,6 +71,7 @@ def test_resets_are_computed_only_where_an_episode_ended():
 def test_pool_gives_the_starts_and_refresh_draws_it_anew():
     env = VectorEnv(AutoReset(RandomEnd()), num_envs=B, reset_pool=3)
     _, state = env.reset(jax.random.key(0))
+    step = jax.jit(env.step)
     pools, starts = [], []
     for round_key in jax.random.split(jax.random.key(5), 2):
         state = env.refresh(round_key, state)
@@ -78,7 +79,7 @@ def test_pool_gives_the_starts_and_refresh_draws_it_anew():
         assert len(pool) == 3
         pools.append(pool)
         for key in jax.random.split(round_key, T):
-            timestep, state = env.step(key, state, act(1))
+            timestep, state = step(key, state, act(1))
             new = np.asarray(timestep.obs["a"])[np.asarray(timestep.episode_over), 0].tolist()
             assert set(new) <= pool
             starts.extend(new)
@@ -116,6 +117,7 @@ def test_an_environment_that_resets_itself_is_stepped_as_it_is():
     env = VectorEnv(Own(), B)
     _, state = env.reset(jax.random.key(0))
     action = {"agent_0": jnp.zeros((B,), jnp.int32)}
+    assert not isinstance(env.env, AutoReset)
     for key in jax.random.split(jax.random.key(1), 3):
         timestep, state = env.step(key, state, action)
         assert timestep.episode_over.all() and not state.env.step.any()

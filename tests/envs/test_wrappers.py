@@ -137,8 +137,8 @@ def test_rescaled_actions_reach_the_bounds_and_leave_discrete_leaves():
     env = wrappers.RescaleActions(Echo({"move": BOUNDS, "speak": Discrete(3)}))
     assert env.action_spaces["a"] == {"move": Box((2,), -1, 1), "speak": Discrete(3)}
     _, state = env.reset(KEY)
-    for given, expected in [(-1, (0, -2)), (0, (0.5, 1)), (1, (1, 4)), (7, (1, 4))]:
-        action = {"move": jnp.full((2,), given, jnp.float32), "speak": jnp.asarray(2)}
+    for move, expected in [(-1, (0, -2)), (0, (0.5, 1)), (1, (1, 4)), (7, (1, 4))]:
+        action = {"move": jnp.full((2,), move, jnp.float32), "speak": jnp.asarray(2)}
         timestep, _ = env.step(KEY, state, {"a": action})
         np.testing.assert_array_equal(timestep.info["move"], np.float32(expected))
         assert timestep.info["speak"] == 2

@@ -1,0 +1,189 @@
+"""The learners that every contract is checked on, and rollouts to check them with."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from marl.agents import ppo
+from marl.agents.learner import ActInput, CriticSpace, Learner, Rollout
+from marl.envs import spaces
+from marl.envs.spaces import Box, Discrete, MultiDiscrete, SpaceTree
+
+
+class Case(NamedTuple):
+    """An algorithm bound to spaces."""
+
+    algorithm: Any
+    config: Any
+    observation_space: SpaceTree
+    action_space: SpaceTree
+    critic_observations: SpaceTree
+    masked: bool = False
+
+    def learner(self) -> Learner:
+        critic_space = CriticSpace(self.critic_observations)
+        return self.algorithm.make(
+            self.config, self.observation_space, self.action_space, critic_space
+        )
+
+    def hparams(self, **changes: float) -> Any:
+        """Strongly typed float32 scalars."""
+        return jax.tree.map(
+            lambda x: jnp.asarray(x, jnp.float32), self.algorithm.Hparams(**changes)
+        )
+
+
+_NORMALISED = {"normalize_observations": True, "normalize_values": True, "clip_values": True}
+
+CASES = {
+    "ppo-discrete": Case(
+        ppo,
+        ppo.Config(num_epochs=2, num_minibatches=2, hidden_sizes=(8,)),
+        observation_space=Box((3,)),
+        action_space=Discrete(4),
+        critic_observations=Box((3,)),
+        masked=True,
+    ),
+    "ppo-box": Case(
+        ppo,
+        ppo.Config(
+            num_epochs=2,
+            num_minibatches=3,
+            hidden_sizes=(8, 8),
+            critic_hidden_sizes=(6,),
+            activation="relu",
+            torso="simba",
+            learning_rate_schedule="linear",
+            entropy_schedule="cosine",
+            **_NORMALISED,
+        ),
+        observation_space=Box((3,)),
+        action_space=Box((2,), low=(-1.0, 0.0), high=(1.0, 5.0)),
+        critic_observations=(Box((3,)), Box((2,))),
+    ),
+    "ppo-composite": Case(
+        ppo,
+        ppo.Config(num_epochs=1, num_minibatches=2, hidden_sizes=(8,), **_NORMALISED),
+        observation_space={
+            "image": Box((4, 5, 2), 0, 255, "uint8"),
+            "kind": Discrete(3),
+            "speed": Box((2,)),
+        },
+        action_space={
+            "aim": Box((2,), -1.0, 1.0),
+            "go": Box((1,)),
+            "move": MultiDiscrete((2, 3)),
+            "talk": Discrete(3),
+        },
+        critic_observations={"speed": Box((2,))},
+        masked=True,
+    ),
+}
+
+
+def sampled(key: jax.Array, space: SpaceTree, batch: tuple[int, ...]) -> Any:
+    """Uniform draws [*batch, ...] of a space."""
+    keys = jax.random.split(key, int(np.prod(batch)))
+    flat = jax.vmap(lambda k: spaces.sample(k, space))(keys)
+    return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), flat)
+
+
+def random_mask(seed: int, space: SpaceTree, batch: tuple[int, ...]) -> Any:
+    """A mask that leaves at least the last action of every component."""
+    generator = np.random.default_rng(seed)
+
+    def component(n: int) -> np.ndarray:
+        mask = generator.random((*batch, n)) < 0.5
+        mask[..., -1] = True
+        return mask
+
+    def leaf(space: spaces.Space) -> Any:
+        if isinstance(space, Box):
+            return None
+        sizes = (space.n,) if isinstance(space, Discrete) else space.nvec
+        return jnp.asarray(np.concatenate([component(n) for n in sizes], -1))
+
+    return spaces.map_spaces(leaf, space)
+
+
+def act_input(obs: Any, mask: Any = None) -> ActInput:
+    """The input of a feed-forward learner."""
+    batch = jax.tree.leaves(obs)[0].shape[0]
+    return ActInput(obs, mask, memory=(), reset=jnp.zeros(batch, bool))
+
+
+def make_rollout(
+    case: Case,
+    act: Any,
+    state: Any,
+    hparams: Any,
+    seed: int = 0,
+    batch: tuple[int, int] = (6, 4),
+    critic_batch: tuple[int, int] | None = None,
+) -> Rollout:
+    """A rollout that `act` (vmapped over time here) chose the actions of.
+
+    Column 0 terminates at step 2 and is dead at steps 3 and 4 (observations zero, weight 0), column
+    1 is truncated at step 3; all are cut at the rollout's end.
+    """
+    T, B = batch
+    key_obs, key_critic, key_final, key_act, key_reward = jax.random.split(jax.random.key(seed), 5)
+    critic_batch = critic_batch or batch
+    terminated, truncated = np.zeros(batch, bool), np.zeros(batch, bool)
+    terminated[2, 0] = truncated[3, 1] = True
+    weight = np.ones(batch, np.float32)
+    weight[3:5, 0] = 0.0
+    obs = jax.tree.map(
+        lambda x: jnp.where(weight.reshape(T, B, *[1] * (x.ndim - 2)) > 0, x, 0).astype(x.dtype),
+        sampled(key_obs, case.observation_space, batch),
+    )
+    mask = random_mask(seed, case.action_space, batch) if case.masked else None
+    acted = jax.vmap(act, in_axes=(0, None, 0, None))(
+        jax.random.split(key_act, T), state, jax.vmap(act_input)(obs, mask), hparams
+    )
+    return Rollout(
+        obs=obs,
+        action=acted.action,
+        action_mask=mask,
+        extras=acted.extras,
+        memory=(),
+        reset=jnp.zeros(batch, bool),
+        critic_obs=sampled(key_critic, case.critic_observations, critic_batch),
+        final_critic_obs=sampled(key_final, case.critic_observations, critic_batch),
+        context=(),
+        next_context=(),
+        reward=jax.random.normal(key_reward, batch),
+        terminated=jnp.asarray(terminated),
+        truncated=jnp.asarray(truncated),
+        weight=jnp.asarray(weight),
+        advantage=None,
+        advantage_weight=None,
+        env_steps=jnp.float32(50.0),
+        shuffle_key=jax.random.key(seed + 1),
+    )
+
+
+def relative_difference(one: Any, other: Any) -> float:
+    """Largest difference over a leaf divided by the leaf's largest element; NaN counts as inf."""
+
+    def leaf(a: Any, b: Any) -> float:
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        if not a.size:
+            return 0.0
+        difference = np.max(np.abs(a - b)) / max(np.max(np.abs(b)), 1e-12)
+        return float("inf") if np.isnan(difference) else float(difference)
+
+    return max(jax.tree.leaves(jax.tree.map(leaf, one, other)), default=0.0)
+
+
+def assert_identical(one: Any, other: Any) -> None:
+    """The same structure and the same bits."""
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def all_finite(tree: Any) -> bool:
+    return all(bool(np.all(np.isfinite(np.asarray(x)))) for x in jax.tree.leaves(tree))
