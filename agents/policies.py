@@ -52,7 +52,7 @@ class Policy(NamedTuple):
     def sample(self, key: jax.Array, outputs: jax.Array, log_std: jax.Array, mask: Any) -> Sample:
         """Draw actions for `outputs` [..., num_outputs]."""
         found = spaces.leaves(self.space)
-        keys = jax.random.split(key, len(found))
+        keys = [key] if len(found) == 1 else jax.random.split(key, len(found))
         actions, raws, log_probs = [], [], []
         for k, (leaf, out, scale, leaf_mask) in zip(
             keys, self._split(outputs, log_std, mask), strict=True

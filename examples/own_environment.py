@@ -1,7 +1,7 @@
 """An environment of one's own: two agents on a ring are paid when they meet.
 
-    python examples/own_environment.py
-    PYTHONPATH=examples marl train ippo env=own_environment:make_env training.total_steps=2e5
+python examples/own_environment.py
+PYTHONPATH=examples marl train ippo env=own_environment:make_env training.total_steps=2e5
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
 """A learner of one's own: REINFORCE, beside PPO in one team.
 
-    python examples/own_learner.py
-    PYTHONPATH=examples marl train ippo env=toy/cooperative team.learner=own_learner
+python examples/own_learner.py
 """
 
 import sys

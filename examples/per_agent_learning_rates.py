@@ -1,6 +1,6 @@
 """Hunters and their prey: two learning rates, one centralised critic each, from one call.
 
-    python examples/per_agent_learning_rates.py
+python examples/per_agent_learning_rates.py
 """
 
 import marl

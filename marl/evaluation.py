@@ -15,7 +15,6 @@ import numpy as np
 from marl import rollout
 from marl.agents.learner import ActFn, ActInput, ActOutput
 from marl.dispatch import TeamSpec, lift
-from marl.envs import spaces
 from marl.envs.vector import VectorEnv
 from marl.envs.wrappers import with_statistics
 from marl.rollout import Carry, Ended
@@ -68,37 +67,37 @@ def evaluate(
     per_env = -(-episodes // _MOST_ENVS)
     num_envs = -(-episodes // per_env)
     spec = _Spec(env, team, num_envs, per_env)
-    run, knows_success = _program(spec)
-    record, count = run(key, state, hparams, mode == "greedy", jnp.int32(max_steps))
+    play = _program(spec)
+    record, count = play(key, state, hparams, mode == "greedy", jnp.int32(max_steps))
     done = np.arange(per_env) < np.asarray(count)[:, None]
     record = jax.tree.map(lambda x: np.asarray(x)[done], record)
-    return _summary(team, record, done, knows_success)
+    return _summary(team, record, done)
 
 
 @lru_cache(maxsize=32)
-def _program(spec: _Spec) -> tuple[Any, bool]:
-    env = with_statistics(spec.env)
-    _, env_state = jax.eval_shape(env.reset, jax.random.key(0))
-    action = {a.name: spaces.shape_dtype(spec.env.action_spaces[a.name]) for a in spec.team.agents}
-    timestep, _ = jax.eval_shape(env.step, jax.random.key(0), env_state, action)
-    return jax.jit(partial(_play, spec)), "success" in timestep.info
+def _program(spec: _Spec) -> Any:
+    return jax.jit(partial(_play, spec))
 
 
 def _play(
     spec: _Spec, key: jax.Array, state: Any, hparams: Any, greedy: jax.Array, max_steps: jax.Array
 ) -> tuple[Ended, jax.Array]:
+    """Tables of finished episodes [B, episodes per environment, ...], and how many each has."""
     env = VectorEnv(with_statistics(spec.env), spec.num_envs)
     key_reset, key_steps = jax.random.split(key)
-    shape = (spec.num_envs, spec.per_env)
-    record = Ended(
-        returns=jnp.zeros((*shape, len(spec.team.agents))),
-        team_returns=jnp.zeros((*shape, len(spec.team.reward_teams.members))),
-        length=jnp.zeros(shape),
-        success=jnp.zeros(shape),
-    )
+    act = partial(_act, spec.team, greedy)
+
+    def step(carry: Carry, index: jax.Array) -> tuple[Carry, rollout.Step]:
+        key = jax.random.fold_in(key_steps, index)
+        return rollout.act_and_step(spec.team, env, act, state, hparams, carry, key)
+
+    carry = rollout.start(spec.team, env, key_reset)
+    ended = jax.eval_shape(step, carry, jnp.int32(0))[1].ended
     loop = _Loop(
-        carry=rollout.start(spec.team, env, key_reset),
-        record=record,
+        carry=carry,
+        record=jax.tree.map(
+            lambda x: jnp.zeros((spec.num_envs, spec.per_env, *x.shape[1:])), ended
+        ),
         count=jnp.zeros(spec.num_envs, jnp.int32),
         step=jnp.int32(0),
     )
@@ -107,10 +106,7 @@ def _play(
         return jnp.any(loop.count < spec.per_env) & (loop.step < max_steps)
 
     def body(loop: _Loop) -> _Loop:
-        key = jax.random.fold_in(key_steps, loop.step)
-        act = partial(_act, spec.team, greedy)
-        carry, step = rollout.act_and_step(spec.team, env, act, state, hparams, loop.carry, key)
-        return _after_step(spec, loop, carry, step)
+        return _after_step(spec, loop, *step(loop.carry, loop.step))
 
     loop = jax.lax.while_loop(unfinished, body, loop)
     return loop.record, jnp.minimum(loop.count, spec.per_env)
@@ -141,9 +137,7 @@ def _after_step(spec: _Spec, loop: _Loop, carry: Carry, step: rollout.Step) -> _
     return _Loop(carry, record, loop.count + step.episode_over, loop.step + 1)
 
 
-def _summary(
-    team: TeamSpec, record: Ended, done: np.ndarray, knows_success: bool
-) -> dict[str, Any]:
+def _summary(team: TeamSpec, record: Ended, done: np.ndarray) -> dict[str, Any]:
     def of(x: np.ndarray) -> dict[str, float | None]:
         if not x.size:
             return {"mean": None, "std": None}
@@ -161,6 +155,6 @@ def _summary(
             if len(teams.members[i]) > 1
         },
     }
-    if knows_success:
+    if jax.tree.leaves(record.success):
         result["success"] = of(record.success)["mean"]
     return result

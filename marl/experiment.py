@@ -117,11 +117,11 @@ def check_new(out: str | Path) -> None:
     """Refuse a run directory that something is in already."""
     path = Path(out)
     if path.exists() and not path.is_dir():
-        raise UsageError(f"--out {path} is a file; name a folder for the run")
+        raise UsageError(f"{path} is a file; name a folder for the run")
     if path.is_dir() and any(path.iterdir()):
         raise UsageError(
-            f"the run directory {path} exists and is not empty; go on with that run with "
-            f"`marl train --resume {path}`, or name another with --out"
+            f"the run directory {path} exists and is not empty; name another, or go on with the run "
+            f"in it: marl train --resume {path}"
         )
 
 

@@ -13,6 +13,10 @@ from marl.envs.wrappers import with_statistics
 from marl.rollout import Carry, Episodes
 
 
+# a program that runs once is not worth optimising: half its compile time
+_RUNS_ONCE = {"xla_backend_optimization_level": 0}
+
+
 class RunState(NamedTuple):
     """Everything that training goes on from. Leads with [seeds] when a run has several."""
 
@@ -51,7 +55,8 @@ class Program:
 
     def init(self, keys: jax.Array, hparams: Any) -> RunState:
         """A fresh state; `keys` [seeds], `hparams` without the seeds' axis."""
-        return self._compile("init", jax.jit(self.init_function), keys, hparams)(keys, hparams)
+        jitted = jax.jit(self.init_function, compiler_options=_RUNS_ONCE)
+        return self._compile("init", jitted, keys, hparams)(keys, hparams)
 
     def init_function(self, keys: jax.Array, hparams: Any) -> RunState:
         """`init` without compiling: what `jax.eval_shape` takes."""

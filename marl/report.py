@@ -48,7 +48,8 @@ def _episodes(team: Team, episodes: Any) -> dict[str, Any]:
     for index, name in enumerate(team.spec.reward_teams.names):
         if len(team.spec.reward_teams.members[index]) > 1:
             row[f"team_return/{name}"] = _plain(sums.team_returns[..., index] / count)
-    row["success"] = _plain(sums.success / count)
+    if jax.tree.leaves(sums.success):
+        row["success"] = _plain(sums.success / count)
     return row
 
 

@@ -30,7 +30,7 @@ class Episodes(NamedTuple):
     length: jax.Array  # [] float32
     returns: jax.Array  # [A]: raw rewards of the steps each agent was active in
     team_returns: jax.Array  # [reward teams]
-    success: jax.Array  # [], 0 where the environment knows no success
+    success: Any  # [], or () where the environment knows no success
 
 
 class Step(NamedTuple):
@@ -55,7 +55,7 @@ class Ended(NamedTuple):
     length: jax.Array  # [B]
     returns: jax.Array  # [B, A]
     team_returns: jax.Array  # [B, reward teams]
-    success: jax.Array  # [B]; zeros where the environment knows no success
+    success: Any  # [B], or () where the environment knows no success
 
 
 def start(spec: TeamSpec, env: VectorEnv, key: jax.Array) -> Carry:
@@ -196,10 +196,9 @@ def _team_reward(spec: TeamSpec, reward: jax.Array, active: jax.Array) -> jax.Ar
 
 def _ended(spec: TeamSpec, timestep: Any, team_return: jax.Array) -> Ended:
     episode = timestep.info["episode"]
-    over = timestep.episode_over
     return Ended(
         length=episode.length,
         returns=by_agent(spec, episode.returns).T,
         team_returns=team_return.T,
-        success=timestep.info.get("success", jnp.zeros_like(over)),
+        success=timestep.info.get("success", ()),
     )

@@ -1,6 +1,7 @@
 """A training run: its state, metrics and directory, and what can be done with it afterwards."""
 
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -125,11 +126,7 @@ class Run:
     def attach(self, path: str | Path) -> None:
         """Make `path` the run directory: an empty or new one, in which the configuration is put."""
         path = Path(path)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise UsageError(
-                f"{path} exists and is not empty; give another directory, or go on with the run in "
-                f"it: marl train --resume {path}"
-            )
+        experiment.check_new(path)
         text = configuration.to_yaml(self.config)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -168,10 +165,10 @@ class Run:
         """Add a row for the updates since the last one."""
         self._add(self.metrics, METRICS, training_row(self.team, pending, env_steps, seconds))
 
-    def log_evaluation(self, episodes: int, env_steps: int) -> None:
+    def log_evaluation(self, episodes: int) -> None:
         """Evaluate, and add the result as a row."""
         results = self.evaluate(episodes, seed=self.seed)
-        self._add(self.evaluations, EVALUATIONS, evaluation_row(results, env_steps))
+        self._add(self.evaluations, EVALUATIONS, evaluation_row(results, self.env_steps))
 
     def checkpoint(self, keep: int = 3) -> Path | None:
         """Write a checkpoint to the run directory, if there is one."""
@@ -243,7 +240,7 @@ def load(path: str | Path, env: Any = None, team: Team | None = None) -> Run:
     run = Run(team, spec, training.seed, configuration.to_dict(recorded))
     keys = jax.random.split(jax.random.key(0), training.num_seeds)
     run.state = jax.eval_shape(program(spec).init_function, keys, team.group_hparams())
-    run.restore(path, print)
+    run.restore(path, warnings.warn)
     run.path = path
     run.metrics, run.evaluations = read_rows(path / METRICS), read_rows(path / EVALUATIONS)
     return run

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl import logging, xla
+from marl import experiment, logging, xla
 from marl.envs.errors import UsageError
 from marl.program import Metrics, Program, ProgramSpec, program
 from marl.record import record
@@ -123,8 +123,10 @@ def train(
         )
     run = Run(team, spec, seed, config)
     if out is not None and resume is None:
-        run.attach(out)
+        experiment.check_new(out)
     _start(run, program(spec), total * steps, resume, shown)
+    if out is not None and resume is None:
+        run.attach(out)  # after compiling: a run stopped before that leaves nothing behind
     every = Schedule(
         log=log_interval,
         evaluate=-(-eval_interval // steps),
@@ -197,17 +199,24 @@ def _loop(
                 pending = []
             shown.update(done * steps, run.metrics[-1] if run.metrics else None)
             if every.evaluate and done % every.evaluate == 0 and done < every.total:
-                run.log_evaluation(episodes, done * steps)
+                _evaluate(run, episodes, shown)
             if every.checkpoint and done % every.checkpoint == 0 and done < every.total:
                 run.checkpoint(keep)
     run.interrupted = done < every.total
     if not run.interrupted:
-        with shown.compiling(f"and playing {episodes} evaluation episodes"):
-            run.log_evaluation(episodes, done * steps)
+        _evaluate(run, episodes, shown)
     shown.close()
     saved = run.finish(keep)
     if saved is not None:
         shown.message(f"{'stopped early; ' * run.interrupted}saved to {saved}")
+
+
+def _evaluate(run: Run, episodes: int, shown: Any) -> None:
+    if run.evaluations:
+        run.log_evaluation(episodes)
+        return
+    with shown.compiling(f"and playing {episodes} evaluation episodes"):
+        run.log_evaluation(episodes)
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 Rules for a page. Its ```python blocks share one namespace and run in order, with short training.
 A python block that begins with `# examples/<file>` is an excerpt of that example, which runs on its
-own. A ```yaml block that begins with `# <file>` is written to that file. In ```bash blocks the lines
-that begin with `marl` or `make` are checked as far as that costs nothing.
+own. A ```yaml block that begins with `# <file>` is written to that file. In ```bash blocks the
+lines that begin with `marl` or `make` are checked as far as that costs nothing.
 """
 
 import re

@@ -1,0 +1,281 @@
+"""What every learner keeps to, checked on one table of learners."""
+
+import inspect
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from learner_cases import (
+    CASES,
+    Case,
+    act_input,
+    all_finite,
+    assert_identical,
+    make_rollout,
+    random_mask,
+    relative_difference,
+    sampled,
+)
+
+from marl.agents.learner import Learner, Rollout
+from marl.agents.registry import ALGORITHMS, algorithm
+from marl.envs import spaces
+
+AGENTS = 3
+UPDATES = 5
+
+
+class Bench(NamedTuple):
+    """A case, its compiled functions, and several agents that learned from their own rollouts."""
+
+    case: Case
+    learner: Learner
+    init: Any
+    act: Any
+    update: Any
+    traces: list[str]  # one entry each time `update` was traced
+    keys: jax.Array  # [AGENTS]
+    hparams: list[Any]
+    states: list[Any]  # as initialised
+    rollouts: list[Rollout]
+    updated: list[list[Any]]  # per agent, the state after 1, 2, ... updates
+    metrics: list[Any]  # per agent, of the first update
+
+
+def counted(function, traces):
+    """`function`, which leaves a note whenever it runs in Python."""
+
+    def wrapped(*args):
+        traces.append("traced")
+        return function(*args)
+
+    return wrapped
+
+
+@pytest.fixture(scope="module", params=CASES)
+def bench(request):
+    case, traces = CASES[request.param], []
+    learner = case.learner()
+    init, act = jax.jit(learner.init), jax.jit(learner.act)
+    update = jax.jit(counted(learner.update, traces))
+    keys = jax.random.split(jax.random.key(7), AGENTS)
+    hparams = [
+        case.hparams(learning_rate=rate, gamma=gamma, entropy_coef=entropy, schedule_steps=100.0)
+        for rate, gamma, entropy in [(1e-3, 0.9, 0.0), (3e-3, 0.99, 0.01), (1e-2, 0.5, 0.1)]
+    ]
+    states = [init(key, h) for key, h in zip(keys, hparams, strict=True)]
+    rollouts = [
+        make_rollout(case, act, state, h, seed)
+        for seed, (state, h) in enumerate(zip(states, hparams, strict=True))
+    ]
+    updated, metrics = [], []
+    for key, state, rollout, h in zip(keys, states, rollouts, hparams, strict=True):
+        history = []
+        for step in range(UPDATES):
+            state, found = update(key, state, rollout, h)
+            history.append(state)
+            metrics += [found] if step == 0 else []
+        updated.append(history)
+    return Bench(
+        case, learner, init, act, update, traces, keys, hparams, states, rollouts, updated, metrics
+    )
+
+
+@pytest.fixture(scope="module")
+def vectorised(bench):
+    """The same agents under `vmap`: (initial states, update)."""
+    hparams = stacked(bench.hparams)
+    states = jax.jit(jax.vmap(bench.learner.init))(bench.keys, hparams)
+    update = jax.jit(jax.vmap(bench.learner.update))
+    return states, partial(update, bench.keys), hparams
+
+
+def stacked(trees):
+    return jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
+
+
+def arguments(function):
+    """Names of the positional arguments that a caller still gives."""
+    return [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+
+
+def test_every_named_learner_is_in_the_table():
+    assert {case.algorithm for case in CASES.values()} == set(map(algorithm, ALGORITHMS))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_argument_order_is_law(case):
+    expected = {
+        "init": ["key", "hparams"],
+        "initial_memory": ["batch_size"],
+        "act": ["key", "state", "inputs", "hparams"],
+        "act_greedy": ["key", "state", "inputs", "hparams"],
+        "update": ["key", "state", "experience", "hparams"],
+        "value": ["state", "critic_obs"],
+        "log_prob": ["state", "experience"],
+        "q_values": ["params", "experience"],
+        "apply_gradients": ["state", "grads", "hparams"],
+        "next_action": ["key", "state", "inputs", "hparams"],
+        "check": ["batch_shape"],
+    }
+    learner = case.learner()
+    assert set(expected) | {"experience"} == set(Learner._fields)
+    assert learner.experience in ("rollout", "replay")
+    for name, names in expected.items():
+        function = getattr(learner, name)
+        assert function is None or arguments(function) == names
+    names = arguments(case.algorithm.make)
+    assert names == ["config", "observation_space", "action_space", "critic_space"]
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_config_and_hparams_are_values(case):
+    config, hparams = case.algorithm.Config(), case.algorithm.Hparams()
+    assert config == case.algorithm.Config() and hash(config) == hash(case.algorithm.Config())
+    with pytest.raises(AttributeError):
+        config.hidden_sizes = ()
+    assert all(isinstance(value, float) for value in hparams)
+    for name, (low, high) in getattr(type(hparams), "bounds", {}).items():
+        assert low <= getattr(hparams, name) <= high
+
+
+def test_the_second_call_does_not_trace(bench):
+    """Many calls, other values of every hyperparameter, other agents: one program."""
+    assert bench.traces == ["traced"]
+    changed = jax.tree.map(lambda x: x * 0.5, bench.hparams[0])
+    bench.update(bench.keys[1], bench.states[2], bench.rollouts[1], changed)
+    assert bench.traces == ["traced"]
+
+
+def test_a_state_is_arrays(bench):
+    for state in (bench.states[0], bench.updated[0][-1]):
+        assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
+        assert all_finite(state)
+
+
+def test_a_state_keeps_its_structure(bench):
+    """Structure, shapes, dtypes and weak types: a scan carries it, a second call hits the cache."""
+
+    def scanned(state, rollout, hparams):
+        def step(state, key):
+            return bench.learner.update(key, state, rollout, hparams)
+
+        return jax.lax.scan(step, state, bench.keys)
+
+    given = bench.states[0], bench.rollouts[0], bench.hparams[0]
+    after, metrics = jax.eval_shape(scanned, *given)
+    one, _ = jax.eval_shape(bench.learner.update, bench.keys[0], *given)
+    before = jax.eval_shape(bench.learner.init, bench.keys[0], bench.hparams[0])
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    for leaf, scan_leaf, one_leaf in zip(*map(jax.tree.leaves, (before, after, one)), strict=True):
+        assert leaf.shape == scan_leaf.shape == one_leaf.shape
+        assert leaf.dtype == scan_leaf.dtype == one_leaf.dtype
+        assert not leaf.weak_type and not one_leaf.weak_type
+    assert all(leaf.shape == (UPDATES - 2,) for leaf in jax.tree.leaves(metrics))
+
+
+def test_metrics_are_finite_scalars(bench):
+    for metrics in bench.metrics:
+        assert isinstance(metrics, dict) and metrics
+        for name, value in metrics.items():
+            assert value.shape == () and value.dtype == jnp.float32, name
+            assert math.isfinite(value), name
+
+
+def test_an_update_learns(bench):
+    before, after = bench.states[2], bench.updated[2][0]
+    moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), before.actor.params, after.actor.params)
+    used = jax.tree.map(lambda a: a.size > 0, before.actor.params)
+    assert jax.tree.leaves(moved) == jax.tree.leaves(used)
+
+
+def test_jit_changes_nothing(bench):
+    state, metrics = bench.learner.update(
+        bench.keys[0], bench.states[0], bench.rollouts[0], bench.hparams[0]
+    )
+    assert relative_difference(state, bench.updated[0][0]) <= 1e-5
+    assert metrics.keys() == bench.metrics[0].keys()
+    for name, value in metrics.items():
+        np.testing.assert_allclose(value, bench.metrics[0][name], rtol=1e-3, atol=1e-5)
+
+
+def test_vmap_over_agents_is_a_loop(bench, vectorised):
+    states, update, hparams = vectorised
+    assert_identical(states, stacked(bench.states))
+    rollouts = stacked(bench.rollouts)
+    for step in range(UPDATES):
+        states, metrics = update(states, rollouts, hparams)
+        if step in (0, UPDATES - 1):
+            for agent in range(AGENTS):
+                own = jax.tree.map(lambda x, agent=agent: x[agent], states)
+                assert relative_difference(own, bench.updated[agent][step]) <= 1e-5
+        if step == 0:
+            for name, values in metrics.items():
+                expected = [found[name] for found in bench.metrics]
+                np.testing.assert_allclose(values, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_vmapped_actions_are_those_of_a_loop(bench, vectorised):
+    states, _, hparams = vectorised
+    obs = sampled(jax.random.key(5), bench.case.observation_space, (AGENTS, 4))
+    mask = random_mask(2, bench.case.action_space, (AGENTS, 4)) if bench.case.masked else None
+    inputs = jax.vmap(act_input)(obs, mask)
+    acted = jax.jit(jax.vmap(bench.learner.act))(bench.keys, states, inputs, hparams)
+    for n in range(AGENTS):
+        alone, own = jax.tree.map(lambda x, n=n: x[n], (inputs, acted.action))
+        expected = bench.act(bench.keys[n], bench.states[n], alone, bench.hparams[n]).action
+        assert relative_difference(own, expected) <= 1e-6
+
+
+def test_an_agent_with_nan_rewards_harms_nobody_else(bench, vectorised):
+    """Isolation: the others' states stay the same to the last bit."""
+    states, update, hparams = vectorised
+    rollouts = stacked(bench.rollouts)
+    poisoned = rollouts._replace(reward=rollouts.reward.at[1].set(jnp.nan))
+    clean, _ = update(states, rollouts, hparams)
+    dirty, _ = update(states, poisoned, hparams)
+    for n in (0, 2):
+        assert_identical(*(jax.tree.map(lambda x, n=n: x[n], tree) for tree in (clean, dirty)))
+    assert not all_finite(jax.tree.map(lambda x: x[1], dirty))
+
+
+def test_acting_gives_the_action_space_and_depends_on_the_key(bench):
+    batch = 32
+    obs = sampled(jax.random.key(5), bench.case.observation_space, (batch,))
+    mask = random_mask(2, bench.case.action_space, (batch,)) if bench.case.masked else None
+    given = bench.updated[2][-1], act_input(obs, mask), bench.hparams[2]
+    one, again, other = (
+        bench.act(key, *given) for key in (bench.keys[0], bench.keys[0], bench.keys[1])
+    )
+    assert_identical(one, again)
+    assert relative_difference(one.action, other.action) > 0.0
+    expected = spaces.shape_dtype(bench.case.action_space, (batch,))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), one.action) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), expected
+    )
+
+
+def test_evaluation_is_deterministic(bench):
+    obs = sampled(jax.random.key(5), bench.case.observation_space, (4,))
+    mask = random_mask(2, bench.case.action_space, (4,)) if bench.case.masked else None
+    greedy = jax.jit(bench.learner.act_greedy)
+    one, other = (
+        greedy(key, bench.states[0], act_input(obs, mask), bench.hparams[0]).action
+        for key in bench.keys[:2]
+    )
+    assert_identical(one, other)
+    space = bench.case.action_space
+    spaces.map_spaces(lambda leaf, x: _assert_leaf(leaf, x), space, one)
+
+
+def _assert_leaf(leaf, action):
+    assert action.shape == (4, *leaf.shape) and action.dtype == leaf.dtype
+
+
+def test_initial_memory_has_the_batch_in_front(bench):
+    for leaf in jax.tree.leaves(bench.learner.initial_memory(5)):
+        assert leaf.shape[0] == 5

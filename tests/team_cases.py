@@ -1,0 +1,332 @@
+"""What tests of teams share: test doubles, small programs, and comparisons.
+
+Axes as in `marl.dispatch`: T steps, A agents, B environments, S sharing sets of N agents.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import marl
+from marl import rollout
+from marl.agents import ppo
+from marl.dispatch import TeamRollout
+from marl.envs.interface import AutoReset, TimeStep
+from marl.envs.probes import Count, Drawn, together
+from marl.envs.spaces import Box, Discrete
+from marl.envs.vector import VectorEnv
+from marl.envs.wrappers import with_statistics
+from marl.program import Program, ProgramSpec, RunState, program
+from marl.specs import Team
+from marl.training import seed_keys
+
+SMALL = {"hidden_sizes": (8,), "num_epochs": 2, "num_minibatches": 2}
+
+
+class Spy:
+    """An algorithm around another: counts Python calls (traces), and adds to the metrics.
+
+    Args:
+      report: (learner, state, experience, hparams) -> more metrics, of the state before `update`.
+      algorithm: with Config, Hparams and make.
+    """
+
+    def __init__(self, report: Callable[..., dict[str, Any]] | None = None, algorithm: Any = ppo):
+        self.Config, self.Hparams, self._make = (
+            algorithm.Config,
+            algorithm.Hparams,
+            algorithm.make,
+        )
+        self._report = report
+        self.calls: Counter[str] = Counter()
+
+    def make(self, config, observation_space, action_space, critic_space):
+        learner = self._make(config, observation_space, action_space, critic_space)
+        self.calls["make"] += 1
+
+        def act(key, state, inputs, hparams):
+            self.calls["act"] += 1
+            return learner.act(key, state, inputs, hparams)
+
+        def act_greedy(key, state, inputs, hparams):
+            self.calls["act_greedy"] += 1
+            return learner.act_greedy(key, state, inputs, hparams)
+
+        def update(key, state, experience, hparams):
+            self.calls["update"] += 1
+            new_state, metrics = learner.update(key, state, experience, hparams)
+            if self._report is not None:
+                metrics = metrics | self._report(learner, state, experience, hparams)
+            return new_state, metrics
+
+        return learner._replace(act=act, act_greedy=act_greedy, update=update)
+
+
+def report_experience(learner, state, experience, hparams) -> dict[str, Any]:
+    """What a learner was given, as a metric."""
+    return {"experience": experience}
+
+
+def small_team(env: Any, learner: Any = "ppo", **options: Any) -> Team:
+    return marl.team(env, learner, **(SMALL | options))
+
+
+def compiled(team: Team, num_envs: int = 4, rollout_length: int = 8, **options: Any) -> Program:
+    sizes = {"reset_pool": 0, "num_seeds": 1, "max_updates": 5} | options
+    return program(ProgramSpec(team.env, team.spec, num_envs, rollout_length, **sizes))
+
+
+def first_state(team: Team, trainer: Program, seed: int = 0) -> RunState:
+    return trainer.init(seed_keys(seed, trainer.spec.num_seeds), team.group_hparams())
+
+
+def trained(team: Team, trainer: Program, updates: int, seed: int = 0) -> tuple[RunState, Any]:
+    """The state after `updates`, and metrics [updates, ...]."""
+    state, metrics = trainer.chunk(first_state(team, trainer, seed), updates)
+    return state, jax.tree.map(lambda x: x[:updates], metrics)
+
+
+def play(team: Team, num_envs: int = 4, length: int = 8, seed: int = 0) -> tuple[Any, TeamRollout]:
+    """A fresh team's states, and a rollout that they played."""
+    env = VectorEnv(with_statistics(team.env), num_envs)
+    hparams = team.group_hparams()
+
+    @jax.jit
+    def first(key):
+        key_init, key_reset, key_steps = jax.random.split(key, 3)
+        state = team.learner.init(key_init, hparams)
+        carry = rollout.start(team.spec, env, key_reset)
+        steps = jnp.float32(100.0)
+        _, experience, _ = rollout.collect(
+            team.spec, env, length, key_steps, state, carry, hparams, steps
+        )
+        return state, experience
+
+    return first(jax.random.key(seed))
+
+
+def updater(team: Team, key: int = 7) -> Callable[..., tuple[Any, Any]]:
+    """`update(states, team_rollout, hparams) -> (states, metrics)` with a fixed key, compiled."""
+    return jax.jit(lambda s, r, h: team.learner.update(jax.random.key(key), s, r, h))
+
+
+def agent_states(team: Team, state: Any) -> dict[str, Any]:
+    return {agent: team.agent_state(state, agent) for agent in team.agents}
+
+
+def by_agent(team: Team, metrics: Any, name: str) -> dict[str, np.ndarray]:
+    """A metric of the form [updates, S, T, B * N, ...] by agent, [updates, T, B, ...]."""
+    found = {}
+    for group, values in zip(team.lifted.groups, metrics, strict=True):
+        num_members = group.shape[1]
+        for index, members in enumerate(group.sets):
+            mine = np.asarray(values[name])[:, index]
+            mine = mine.reshape(*mine.shape[:2], -1, num_members, *mine.shape[3:])
+            for place, position in enumerate(members):
+                found[team.agents[position]] = mine[:, :, :, place]
+    return found
+
+
+def relative_difference(one: Any, other: Any) -> float:
+    """Largest difference over a leaf divided by the leaf's largest element; NaN counts as inf."""
+
+    def leaf(a: Any, b: Any) -> float:
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert a.shape == b.shape
+        if not a.size or np.array_equal(a, b):
+            return 0.0
+        difference = np.max(np.abs(a - b)) / max(np.max(np.abs(b)), 1e-12)
+        return float("inf") if np.isnan(difference) else float(difference)
+
+    return max(jax.tree.leaves(jax.tree.map(leaf, one, other)), default=0.0)
+
+
+def assert_identical(one: Any, other: Any) -> None:
+    """The same structure and the same bits."""
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(_plain(a), _plain(b))
+
+
+def identical(one: Any, other: Any) -> bool:
+    return all(
+        np.array_equal(_plain(a), _plain(b))
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    )
+
+
+def all_finite(tree: Any) -> bool:
+    return all(bool(np.all(np.isfinite(np.asarray(x)))) for x in jax.tree.leaves(tree))
+
+
+def _plain(x: Any) -> np.ndarray:
+    is_key = jax.dtypes.issubdtype(getattr(x, "dtype", None), jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(x) if is_key else x)
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """An episodic environment whose agents go by other names, in the same order."""
+
+    env: Any
+    names: tuple[str, ...]
+
+    @property
+    def agents(self):
+        return self.names
+
+    @property
+    def observation_spaces(self):
+        return self._rename(self.env.observation_spaces)
+
+    @property
+    def action_spaces(self):
+        return self._rename(self.env.action_spaces)
+
+    def reset(self, key):
+        obs, state = self.env.reset(key)
+        return self._rename(obs), state
+
+    def step(self, key, state, action):
+        original = {old: action[new] for old, new in self._pairs()}
+        timestep, state = self.env.step(key, state, original)
+        per_agent = ("obs", "reward", "terminated", "truncated", "active", "final_obs")
+        renamed = {name: self._rename(getattr(timestep, name)) for name in per_agent}
+        return timestep._replace(**renamed), state
+
+    def action_mask(self, state):
+        mask = self.env.action_mask(state)
+        return None if mask is None else self._rename(mask)
+
+    def global_state(self, state):
+        return self.env.global_state(state)
+
+    def _pairs(self):
+        return zip(self.env.agents, self.names, strict=True)
+
+    def _rename(self, tree):
+        return {new: tree[old] for old, new in self._pairs()}
+
+
+# Who acts in each step of a `Shift`, and what it pays; 0 where nobody may look.
+SHIFT_ACTIVE = {
+    "ann": (1, 1, 1, 1, 1, 1),  # truncated at the end
+    "bob": (1, 1, 1, 0, 0, 0),  # terminated in step 2
+    "cid": (1, 1, 0, 0, 1, 1),  # away for two steps, terminated at the end
+}
+SHIFT_REWARD = {
+    "ann": (1.0, 2.0, 3.0, 4.0, 5.0, 6.0),
+    "bob": (10.0, 20.0, 30.0, 0.0, 0.0, 0.0),
+    "cid": (100.0, 200.0, 0.0, 0.0, 300.0, 400.0),
+}
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Six steps after a script, in which agents die, go, come back, and end in different ways.
+
+    Agent i sees [i + 1, steps taken + 1] and never may take action 0; the global state is the
+    number of steps taken. With `poison` everything that must not be read is NaN: observations and
+    rewards of who is out, final observations of who terminated; and who is out may do nothing.
+    """
+
+    poison: bool = False
+
+    agents = ("ann", "bob", "cid")
+
+    @property
+    def observation_spaces(self):
+        return dict.fromkeys(self.agents, Box((2,)))
+
+    @property
+    def action_spaces(self):
+        return dict.fromkeys(self.agents, Discrete(3))
+
+    def reset(self, key):
+        return self._observe(jnp.int32(0), dict.fromkeys(self.agents, True)), Count.zero()
+
+    def step(self, key, state, action):
+        t = state.step
+        over = t + 1 >= 6
+        active = {agent: self._active(agent, t + 1) & ~over for agent in self.agents}
+        never = jnp.zeros((), bool)
+        cut = {"ann": over, "bob": never, "cid": never}
+        obs = self._observe(t + 1, {agent: active[agent] | cut[agent] for agent in self.agents})
+        timestep = TimeStep(
+            obs=obs,
+            reward={agent: self._reward(agent, t) for agent in self.agents},
+            terminated={"ann": never, "bob": t == 2, "cid": over},
+            truncated=cut,
+            active=active,
+            episode_over=over,
+            final_obs=obs,
+            final_extras=(),
+            info=(),
+        )
+        return timestep, Count(t + 1)
+
+    def action_mask(self, state):
+        legal = jnp.asarray([False, True, True])
+        out = legal & (not self.poison)
+        return {
+            agent: jnp.where(self._active(agent, state.step), legal, out) for agent in self.agents
+        }
+
+    def global_state(self, state):
+        return state.step[None].astype(jnp.float32)
+
+    def _active(self, agent, t):
+        return jnp.asarray(SHIFT_ACTIVE[agent], bool)[t]
+
+    def _reward(self, agent, t):
+        paid = jnp.asarray(SHIFT_REWARD[agent], jnp.float32)[t]
+        return jnp.where(self._active(agent, t) | (not self.poison), paid, jnp.nan)
+
+    def _observe(self, steps, shown):
+        hidden = jnp.nan if self.poison else -1.0
+        return {
+            agent: jnp.where(shown[agent], jnp.stack([i + 1.0, steps + 1.0]), hidden)
+            for i, agent in enumerate(self.agents)
+        }
+
+
+def shift(poison: bool = False) -> AutoReset:
+    return AutoReset(Shift(poison))
+
+
+@dataclass(frozen=True)
+class LongAndShort:
+    """One agent; half of the episodes take 1 step and pay 0 in all, half take 9 steps and pay 9."""
+
+    agents = ("agent",)
+
+    @property
+    def observation_spaces(self):
+        return {"agent": Box((1,))}
+
+    @property
+    def action_spaces(self):
+        return {"agent": Discrete(2)}
+
+    def reset(self, key):
+        long = jax.random.bernoulli(key).astype(jnp.float32)
+        return self._observe(), Drawn(step=jnp.zeros((), jnp.int32), draw=long)
+
+    def step(self, key, state, action):
+        reached = state._replace(step=state.step + 1)
+        over = reached.step >= jnp.where(state.draw > 0, 9, 1)
+        return together(self._observe(), {"agent": state.draw}, over), reached
+
+    def action_mask(self, state):
+        return None
+
+    def global_state(self, state):
+        return None
+
+    def _observe(self):
+        return {"agent": jnp.ones((1,))}

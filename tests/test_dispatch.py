@@ -1,0 +1,238 @@
+"""The dispatcher: how agents are grouped, named, ordered or seeded never shows in their results.
+
+"Equal" is what the design says: initial states, keys and the first rollout's actions have the same
+bits; after 1 and after 5 updates the largest difference of a leaf is at most 1e-5 of its largest
+element. Everything goes through the real train step.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from team_cases import (
+    SMALL,
+    Renamed,
+    Spy,
+    agent_states,
+    assert_identical,
+    by_agent,
+    compiled,
+    first_state,
+    identical,
+    play,
+    relative_difference,
+    small_team,
+    trained,
+    updater,
+)
+
+import marl
+from marl.agents import ppo
+from marl.agents.learner import ActInput, CriticSpace, Rollout
+from marl.envs.games import Roster
+from marl.envs.interface import AutoReset
+from marl.envs.vector import VectorEnv
+from marl.envs.wrappers import with_statistics
+from marl.training import seed_keys
+
+TOLERANCE = 1e-5
+
+
+def report_action(learner, state, experience, hparams):
+    return {"action": experience.action}
+
+
+def outcome(team, **sizes):
+    """By agent: initial states, first rollout's actions, and states after 1 and after 5 updates."""
+    trainer = compiled(team, **sizes)
+    start = first_state(team, trainer)
+    found = {"keys": start.key, "initial": agent_states(team, start.team)}
+    state, metrics = trainer.chunk(start, 1)
+    found["actions"] = by_agent(team, jax.tree.map(lambda x: x[:1], metrics.learner), "action")
+    found["after 1"] = agent_states(team, jax.tree.map(jnp.copy, state.team))
+    state, _ = trainer.chunk(state, 4)
+    found["after 5"] = agent_states(team, state.team)
+    return found
+
+
+def assert_equal(one, other, roles=None):
+    """Equal as the design defines it; `roles` pairs names of `one` with names of `other`."""
+    roles = dict(zip(one["initial"], one["initial"], strict=True)) if roles is None else roles
+    assert_identical(one["keys"], other["keys"])
+    for mine, yours in roles.items():
+        assert_identical(one["initial"][mine], other["initial"][yours])
+        assert_identical(one["actions"][mine], other["actions"][yours])
+        for when in ("after 1", "after 5"):
+            assert relative_difference(one[when][mine], other[when][yours]) <= TOLERANCE, when
+            assert not identical(one[when][mine], one["initial"][mine])
+
+
+@pytest.fixture(scope="module")
+def tag():
+    return marl.make("jaxmarl/MPE_simple_tag_v3")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"critic": "self"}, {"critic": "all"}, {"sharing": "group", "critic": "all"}],
+    ids=["self", "all", "sharing"],
+)
+def test_vmapped_groups_equal_the_same_team_as_a_loop(tag, options):
+    vmapped, looped = (
+        small_team(tag, Spy(report_action), vectorise=vectorise, **options)
+        for vectorise in (True, False)
+    )
+    assert len(vmapped.lifted.groups) == 2  # three adversaries, one agent
+    assert len(looped.lifted.groups) == (2 if "sharing" in options else 4)
+    assert_equal(outcome(vmapped), outcome(looped))
+
+
+@pytest.mark.parametrize("critic", ["self", "all"])
+def test_renaming_agents_of_a_mixed_environment_changes_nothing(tag, critic):
+    """Declared z_first .. a_last: JAX sorts these names the other way round."""
+    names = ("z_first", "m_second", "k_third", "a_last")
+    renamed = AutoReset(Renamed(tag.env, names))
+    spy = Spy(report_action)
+    one, other = (outcome(small_team(env, spy, critic=critic)) for env in (tag, renamed))
+    assert_equal(one, other, roles=dict(zip(tag.agents, names, strict=True)))
+
+
+TWELVE = tuple(f"a{i}" for i in range(12))  # a10 sorts before a2
+
+
+@pytest.fixture(scope="module")
+def twelve():
+    """Outcomes of a dozen alike agents, by their names."""
+    sizes = {"num_envs": 2, "rollout_length": 4}
+    spy = Spy(report_action)
+    return {
+        names: outcome(small_team(AutoReset(Roster(names, by_action=True)), spy), **sizes)
+        for names in (TWELVE, tuple(f"agent_{99 - i}" for i in range(12)))
+    }
+
+
+def test_renaming_a_dozen_agents_changes_nothing(twelve):
+    (names, one), (other_names, other) = twelve.items()
+    assert sorted(names) != list(names) and sorted(other_names) == list(reversed(other_names))
+    assert_equal(one, other, roles=dict(zip(names, other_names, strict=True)))
+
+
+def test_agents_beyond_ten_keep_their_data():
+    """Agent i of the roster sees i and gets i; so do its learner and its row of metrics."""
+
+    def report(learner, state, experience, hparams):
+        return {"obs": experience.obs, "reward": experience.reward[..., None]}
+
+    env = AutoReset(Roster(TWELVE))
+    team = small_team(env, Spy(report))
+    _, metrics = trained(team, compiled(team, num_envs=2, rollout_length=4), 1)
+    for name in ("obs", "reward"):
+        for i, values in enumerate(by_agent(team, metrics.learner, name).values()):
+            assert np.all(values == i)
+    run = marl.train(
+        env,
+        small_team(env),
+        total_steps=8,
+        num_envs=2,
+        rollout_length=4,
+        eval_episodes=2,
+        progress=False,
+    )
+    for i, agent in enumerate(TWELVE):
+        assert run.metrics[0][f"return/{agent}"] == i
+        assert run.evaluations[0]["stochastic"]["returns"][agent]["mean"] == i
+
+
+@pytest.fixture(scope="module")
+def four():
+    """Four alike agents, whose rewards are pooled in pairs of neighbours: (0, 1) and (2, 3)."""
+    env = AutoReset(Roster(("d", "a", "c", "b"), by_action=True))
+    team = small_team(env, overrides={"a": {"learning_rate": 1e-2}, "c": {"gamma": 0.5}})
+    state, experience = play(team, num_envs=3)
+    return team, updater(team), state, experience
+
+
+@settings(max_examples=12)
+@given(order=st.permutations(range(4)))
+def test_permuting_agents_permutes_an_update(four, order):
+    team, update, state, experience = four
+    order = np.asarray(order)
+    hparams = team.group_hparams()
+
+    def of_sets(tree):  # states and hparams [S, ...]
+        return jax.tree.map(lambda x: x[order], tree)
+
+    def of_steps(tree):  # [T, S, N, B, ...] and [T, A, B]
+        return jax.tree.map(lambda x: x[:, order], tree)
+
+    names = ("steps", "final_obs", "reward", "terminated", "truncated", "active")
+    moved = experience._replace(**{name: of_steps(getattr(experience, name)) for name in names})
+    expected, _ = update(state, experience, hparams)
+    found, _ = update(of_sets(state), moved, of_sets(hparams))
+    assert relative_difference(found, of_sets(expected)) <= TOLERANCE
+    if list(order) != sorted(order):
+        assert relative_difference(found, expected) > 100 * TOLERANCE
+
+
+def test_a_team_of_one_equals_the_single_agent_learner():
+    """The same learner in a loop written by hand, over an environment of one agent."""
+    env = marl.make("jaxmarl/MPE_simple_v3")
+    (agent,) = env.agents
+    num_envs, length, updates = 3, 4, 3
+    team = small_team(env)
+    trainer = compiled(team, num_envs, length)
+    state, _ = trained(team, trainer, updates)
+
+    learner = ppo.make(
+        ppo.Config(**SMALL),
+        env.observation_spaces[agent],
+        env.action_spaces[agent],
+        CriticSpace((env.observation_spaces[agent],)),
+    )
+    hparams = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), ppo.Hparams())
+    worlds = VectorEnv(with_statistics(env), num_envs)
+    act, update, step = (jax.jit(f) for f in (learner.act, learner.update, worlds.step))
+    key_init, key_reset, key_run = jax.random.split(seed_keys(0, 1)[0], 3)
+    own = jax.jit(learner.init)(jax.random.fold_in(key_init, 0), hparams)
+    obs, world = jax.jit(worlds.reset)(key_reset)
+    over = jnp.ones(num_envs, bool)
+    for number in range(updates):
+        key_collect, key_update = jax.random.split(jax.random.fold_in(key_run, number))
+        _, key_steps = jax.random.split(key_collect)
+        rows = []
+        for key in jax.random.split(key_steps, length):
+            key_act, key_env = jax.random.split(key)
+            inputs = ActInput(obs[agent], None, (), over)
+            out = act(jax.random.fold_in(key_act, 0), own, inputs, hparams)
+            timestep, world = step(key_env, world, {agent: out.action})
+            final = timestep.final_obs[agent]
+            ends = (timestep.terminated[agent], timestep.truncated[agent])
+            rows.append((obs[agent], out, over, timestep.reward[agent], *ends, final))
+            obs, over = timestep.obs, timestep.episode_over
+        seen, outs, resets, reward, terminated, truncated, finals = jax.tree.map(
+            lambda *xs: jnp.stack(xs), *rows
+        )
+        experience = Rollout(
+            obs=seen,
+            action=outs.action,
+            action_mask=None,
+            extras=outs.extras,
+            memory=(),
+            reset=resets,
+            critic_obs=(seen,),
+            final_critic_obs=(finals,),
+            context=(),
+            next_context=(),
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            weight=jnp.ones((length, num_envs)),
+            advantage=None,
+            advantage_weight=None,
+            env_steps=jnp.float32(number * num_envs * length),
+            shuffle_key=jax.random.split(key_update)[1],
+        )
+        own, _ = update(key_update, own, experience, hparams)
+    assert relative_difference(team.agent_state(state.team, agent), own) <= TOLERANCE
