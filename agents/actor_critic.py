@@ -11,21 +11,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from marl.agents import losses, networks, returns, statistics
 from marl.agents.learner import ActInput, ActOutput, CriticSpace, Rollout
 from marl.agents.networks import Features, Network, NetworkSpec
+from marl.agents.optimizer import NetworkState, make_optimizer, step_network
 from marl.agents.policies import Policy
 from marl.agents.statistics import RunningStatistics
 from marl.envs.spaces import SpaceTree
-
-
-class NetworkState(NamedTuple):
-    """A network and its optimiser."""
-
-    params: Any
-    optimizer: optax.OptState
 
 
 class State(NamedTuple):
@@ -166,23 +159,6 @@ def log_prob(parts: Parts, state: State, experience: Rollout) -> jax.Array:
     return parts.policy.log_prob(
         *outputs, experience.action_mask, experience.action, experience.extras["raw"]
     )
-
-
-def make_optimizer(hparams: Any, learning_rate: jax.Array) -> optax.GradientTransformation:
-    """Adam on gradients clipped by their global norm, from traced floats."""
-    return optax.chain(
-        optax.clip_by_global_norm(hparams.max_grad_norm),
-        optax.adam(learning_rate, eps=hparams.adam_epsilon),
-    )
-
-
-def step_network(
-    network: NetworkState, grads: Any, hparams: Any, learning_rate: jax.Array
-) -> NetworkState:
-    """One optimiser step of one network."""
-    optimizer = make_optimizer(hparams, learning_rate)
-    updates, optimizer_state = optimizer.update(grads, network.optimizer)
-    return NetworkState(optax.apply_updates(network.params, updates), optimizer_state)
 
 
 def apply_gradients(state: State, grads: Any, hparams: Any) -> State:

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import optax
 
 from marl.agents import actor_critic, losses, networks, policies, schedules
-from marl.agents.actor_critic import NetworkState, Parts, State, Values
+from marl.agents.actor_critic import Parts, State, Values
 from marl.agents.learner import CriticSpace, Learner, Rollout
 from marl.agents.networks import Features
+from marl.agents.optimizer import NetworkState, step_network
 from marl.agents.validation import at_least, divisible, one_of
 from marl.envs.errors import UsageError
 from marl.envs.spaces import SpaceTree
@@ -214,7 +215,7 @@ def _minibatch_step(
         parts, actor.params, batch, hparams.clip_epsilon, scheduled.entropy_coef
     )
     metrics["actor_grad_norm"] = optax.tree.norm(grads)
-    actor = actor_critic.step_network(actor, grads, hparams, rate)
+    actor = step_network(actor, grads, hparams, rate)
     if critic_samples is not None:
         critic_batch = jax.tree.map(lambda x: x[indices[1]], critic_samples)
         grads, metrics["value_loss"] = jax.grad(_critic_loss, argnums=1, has_aux=True)(
@@ -222,7 +223,7 @@ def _minibatch_step(
         )
         metrics["critic_grad_norm"] = optax.tree.norm(grads)
         rate = rate * hparams.critic_learning_rate_scale
-        critic = actor_critic.step_network(critic, grads, hparams, rate)
+        critic = step_network(critic, grads, hparams, rate)
     return (actor, critic), metrics
 
 

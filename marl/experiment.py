@@ -120,8 +120,8 @@ def check_new(out: str | Path) -> None:
         raise UsageError(f"{path} is a file; name a folder for the run")
     if path.is_dir() and any(path.iterdir()):
         raise UsageError(
-            f"the run directory {path} exists and is not empty; name another, or go on with the run "
-            f"in it: marl train --resume {path}"
+            f"the run directory {path} exists and is not empty; name another, or go on with the "
+            f"run in it: marl train --resume {path}"
         )
 
 

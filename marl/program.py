@@ -12,7 +12,6 @@ from marl.envs.vector import VectorEnv
 from marl.envs.wrappers import with_statistics
 from marl.rollout import Carry, Episodes
 
-
 # a program that runs once is not worth optimising: half its compile time
 _RUNS_ONCE = {"xla_backend_optimization_level": 0}
 

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 
 from marl import groups, rewards
 from marl.agents.learner import ActFn, ActInput
-from marl.dispatch import TeamRollout, TeamSpec, lift
+from marl.dispatch import TeamSpec, lift
 from marl.envs.vector import VectorEnv, VectorState
+from marl.experience import TeamRollout
 
 
 class Carry(NamedTuple):

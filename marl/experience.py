@@ -1,0 +1,118 @@
+"""From what a team saw to what each group's learner learns from."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from marl import critics, groups, rewards
+from marl.agents.learner import Rollout
+from marl.groups import Group
+
+
+class GroupSteps(NamedTuple):
+    """What one group saw and did; [T, S, N, B, ...] over a rollout, without T in one step."""
+
+    obs: Any
+    action: Any
+    action_mask: Any  # None without masks
+    extras: Any  # of the learner's ActOutput
+
+
+class TeamRollout(NamedTuple):
+    """T steps of all agents in B environments; agents in declared order along A."""
+
+    steps: tuple[GroupSteps, ...]  # per group
+    final_obs: tuple[Any, ...]  # per group, [T, S, N, B, ...]: what each transition led to
+    memory: Any  # per group, before the first step
+    reset: jax.Array  # [T, B] bool
+    reward: jax.Array  # [T, A, B] float32, raw
+    terminated: jax.Array  # [T, A, B] bool
+    truncated: jax.Array  # [T, A, B] bool
+    active: jax.Array  # [T, A, B] bool: before the step
+    episode_over: jax.Array  # [T, B] bool
+    global_state: Any  # [T, B, ...], or () where no critic reads it
+    final_global_state: Any
+    env_steps: jax.Array  # [] float32
+
+
+def by_position(built: tuple[Group, ...], trees: Sequence[Any]) -> list[Any]:
+    """Trees [T, S, N, B, ...] per group to trees [T, B, ...] by position."""
+    found: dict[int, Any] = {}
+    for group, tree in zip(built, trees, strict=True):
+        leading = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 2), tree)
+        found |= groups.unstack(group, leading)
+    return [found[position] for position in sorted(found)]
+
+
+def of_group(
+    group: Group,
+    rollout: TeamRollout,
+    index: int,
+    result: rewards.Outcome,
+    observations: Sequence[Any],
+    finals: Sequence[Any],
+    shuffle_key: jax.Array,
+) -> tuple[Rollout, Rollout]:
+    """One group's experience [T, S, B * N, ...], and the axis of S in each field for `vmap`."""
+    steps = rollout.steps[index]
+    num_sets, num_members = group.shape
+
+    def of_agents(x: jax.Array) -> jax.Array:
+        """[T, A, B] to [T, S, B * N]."""
+        own = x[:, list(group.positions)]
+        return groups.fold(group, own.reshape(x.shape[0], num_sets, num_members, x.shape[2]))
+
+    def folded(tree: Any) -> Any:
+        return groups.fold(group, tree)
+
+    experience = Rollout(
+        obs=critics.identify_folded(group, folded(steps.obs)),
+        action=folded(steps.action),
+        action_mask=folded(steps.action_mask),
+        extras=folded(steps.extras),
+        memory=_fold_memory(group, rollout.memory[index]),
+        reset=jnp.repeat(rollout.reset, num_members, axis=1),
+        critic_obs=critics.build(group, observations, rollout.global_state),
+        final_critic_obs=critics.build(group, finals, rollout.final_global_state),
+        context=(),
+        next_context=(),
+        reward=of_agents(result.reward),
+        terminated=of_agents(result.terminated),
+        truncated=of_agents(result.truncated),
+        weight=of_agents(rollout.active).astype(jnp.float32),
+        advantage=None,
+        advantage_weight=None,
+        env_steps=rollout.env_steps,
+        shuffle_key=shuffle_key,
+    )
+    critic_axis = None if group.joint else 1
+    axes = Rollout(
+        obs=1,
+        action=1,
+        action_mask=None if steps.action_mask is None else 1,
+        extras=1,
+        memory=0,
+        reset=None,
+        critic_obs=critic_axis,
+        final_critic_obs=critic_axis,
+        context=None,
+        next_context=None,
+        reward=1,
+        terminated=1,
+        truncated=1,
+        weight=1,
+        advantage=None,
+        advantage_weight=None,
+        env_steps=None,
+        shuffle_key=None,
+    )
+    return experience, axes
+
+
+def _fold_memory(group: Group, memory: Any) -> Any:
+    """[S, N, B, ...] to [S, B * N, ...]."""
+    return jax.tree.map(
+        lambda x: jnp.moveaxis(x, 1, 2).reshape(group.shape[0], -1, *x.shape[3:]), memory
+    )
