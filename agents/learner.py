@@ -9,8 +9,8 @@ law: `key` first, `state` second, data, `hparams` last.
 
 An *algorithm* is anything with the attributes `Config`, `Hparams` and `make` (a module will do):
 `Config` a frozen dataclass of what changes shapes or control flow, `Hparams` a NamedTuple of
-floats, all with defaults, and `make(config, observation_space, action_space, critic_space)`, which
-returns a `Learner`.
+floats, all with defaults (their ranges in the optional mapping `BOUNDS`), and `make(config,
+observation_space, action_space, critic_space)`, which returns a `Learner`.
 """
 
 from typing import Any, NamedTuple, Protocol

@@ -9,6 +9,8 @@ squashing (`raw`) is kept, which makes the log-probability finite at the bounds.
 "normal", is a plain Gaussian, clipped into the bounds when it acts.
 """
 
+from collections.abc import Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import distrax
@@ -62,7 +64,7 @@ class Policy(NamedTuple):
                 raws.append(value)
             log_probs.append(self._leaf_log_prob(leaf, out, scale, leaf_mask, value))
             actions.append(self._leaf_action(leaf, value))
-        return Sample(self._join(actions), tuple(raws), sum(log_probs))
+        return Sample(self._join(actions), tuple(raws), _sum(log_probs))
 
     def mode(self, outputs: jax.Array, log_std: jax.Array, mask: Any) -> Any:
         """The most likely action (for a squashed Gaussian: the squashed mean)."""
@@ -88,7 +90,7 @@ class Policy(NamedTuple):
 
     def entropy(self, outputs: jax.Array, log_std: jax.Array, mask: Any) -> jax.Array:
         """Entropy [...] summed over leaves; of a squashed Gaussian, that of the Gaussian itself."""
-        return sum(_entropy(*parts) for parts in self._split(outputs, log_std, mask))
+        return _sum([_entropy(*parts) for parts in self._split(outputs, log_std, mask)])
 
     def _split(self, outputs, log_std, mask):
         """(leaf, its outputs, its log_std, its mask) for each leaf."""
@@ -124,7 +126,7 @@ class Policy(NamedTuple):
                 distrax.Categorical(logits=logits).log_prob(value[..., i])
                 for i, logits in enumerate(_components(leaf, out, mask))
             ]
-            return sum(log_probs)
+            return _sum(log_probs)
         log_prob = distrax.Normal(out, jnp.exp(scale)).log_prob(value)
         if self._squashed(leaf):
             # log of the derivative of the rescaled tanh, stable for large values
@@ -135,6 +137,10 @@ class Policy(NamedTuple):
 
     def _join(self, actions: list[jax.Array]) -> Any:
         return jax.tree.unflatten(jax.tree.structure(self.space, is_leaf=spaces.is_space), actions)
+
+
+def _sum(xs: Sequence[jax.Array]) -> jax.Array:
+    return reduce(jnp.add, xs)
 
 
 def _num_outputs(space: Space) -> int:
@@ -181,6 +187,6 @@ def _entropy(space: Space, out, scale, mask) -> jax.Array:
         parts = [
             distrax.Categorical(logits=logits).entropy() for logits in _components(space, out, mask)
         ]
-        return sum(parts)
+        return _sum(parts)
     entropy = distrax.Normal(out, jnp.exp(scale)).entropy()
     return jnp.sum(jnp.broadcast_to(entropy, out.shape), -1)

@@ -77,8 +77,9 @@ class Hparams(NamedTuple):
     adam_epsilon: Any = 1e-5
     initial_std: Any = 1.0  # of Gaussian policies, before squashing
 
-    # (lowest, highest) value of each; what is not named must be >= 0
-    bounds = {"gamma": (0.0, 1.0), "gae_lambda": (0.0, 1.0), "initial_std": (1e-6, float("inf"))}
+
+# (lowest, highest) value of an hparam; those not named here must be >= 0
+BOUNDS = {"gamma": (0.0, 1.0), "gae_lambda": (0.0, 1.0), "initial_std": (1e-6, float("inf"))}
 
 
 class Batch(NamedTuple):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 class RunningStatistics(NamedTuple):
     """Mean and variance of everything merged so far."""
 
-    count: jax.Array  # [] float32: total weight
+    total: jax.Array  # [] float32: total weight
     mean: jax.Array  # [D]
     variance: jax.Array  # [D], of the population
 
@@ -30,12 +30,12 @@ def merge(statistics: RunningStatistics, x: jax.Array, weight: jax.Array) -> Run
     axes = tuple(range(weight.ndim))
     w = weight.reshape(weight.shape + (1,) * (x.ndim - weight.ndim))
     x = jnp.where(w > 0, x, 0.0)
-    batch_count = jnp.sum(weight)
-    safe = jnp.maximum(batch_count, 1e-8)
+    batch_total = jnp.sum(weight)
+    safe = jnp.maximum(batch_total, 1e-8)
     batch_mean = jnp.sum(w * x, axes) / safe
     batch_variance = jnp.sum(w * jnp.square(x - batch_mean), axes) / safe
-    count = statistics.count + batch_count
-    share = batch_count / jnp.maximum(count, 1e-8)
+    total = statistics.total + batch_total
+    share = batch_total / jnp.maximum(total, 1e-8)
     delta = batch_mean - statistics.mean
     mean = statistics.mean + share * delta
     variance = (
@@ -43,9 +43,9 @@ def merge(statistics: RunningStatistics, x: jax.Array, weight: jax.Array) -> Run
         + share * batch_variance
         + share * (1.0 - share) * jnp.square(delta)
     )
-    seen = batch_count > 0
+    seen = batch_total > 0
     return RunningStatistics(
-        count=count,
+        total=total,
         mean=jnp.where(seen, mean, statistics.mean),
         variance=jnp.where(seen, variance, statistics.variance),
     )

@@ -1,7 +1,7 @@
 """Checks that configs share; each raises UsageError with the value and what is valid."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from marl.envs.errors import UsageError, nearest
@@ -29,9 +29,8 @@ def divisible(name: str, value: int, divisor_name: str, divisor: int) -> None:
         )
 
 
-def hparams_in_range(hparams: Any) -> None:
-    """Every float must lie in `type(hparams).bounds`; those not named there must be >= 0."""
-    bounds = getattr(type(hparams), "bounds", {})
+def hparams_in_range(hparams: Any, bounds: Mapping[str, tuple[float, float]]) -> None:
+    """Every float must lie in its (lowest, highest) of `bounds`; others must be >= 0."""
     for name, value in hparams._asdict().items():
         low, high = bounds.get(name, (0.0, math.inf))
         if isinstance(value, bool) or not isinstance(value, int | float):

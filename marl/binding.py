@@ -66,7 +66,7 @@ def bind_options(algorithm: Any, name: Any, options: Mapping[str, Any]) -> tuple
                 f"learner {_name(name)} has no option {option!r}; {nearest(option, choices, 40)}"
             )
     hparams = algorithm.Hparams(**floats)
-    hparams_in_range(hparams)
+    hparams_in_range(hparams, getattr(algorithm, "BOUNDS", {}))
     return algorithm.Config(**config), hparams
 
 

@@ -112,7 +112,7 @@ def build(group: Group, observations: Sequence[Any], state: Any) -> Any:
     def read(source: Source, position: int) -> Any:
         if source == "state":
             return state
-        return observations[position if source == "self" else source]
+        return observations[position if isinstance(source, str) else source]
 
     if group.joint:
         return tuple(read(source, group.positions[0]) for source in group.scopes[0])

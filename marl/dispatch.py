@@ -66,7 +66,6 @@ def lift(spec: TeamSpec) -> Lifted:
         act=partial(_act, spec, built, "act"),
         act_greedy=partial(_act, spec, built, "act_greedy"),
         update=partial(_update, spec, built),
-        check=partial(_check, built),
     )
     return Lifted(built, team, _reasons(list(keyed)))
 
@@ -104,7 +103,7 @@ def _reasons(keys: Sequence[_Key]) -> tuple[str, ...]:
     """In words, how each group differs from the nearest group before it."""
     reasons = []
     for index, key in enumerate(keys):
-        differences = [
+        differences: list[list[str]] = [
             [
                 name.replace("_", " ")
                 for name in key._fields
@@ -112,7 +111,7 @@ def _reasons(keys: Sequence[_Key]) -> tuple[str, ...]:
             ]
             for k in keys[:index]
         ]
-        reasons.append(" and ".join(min(differences, key=len)) if differences else "")
+        reasons.append(" and ".join(min(differences, key=lambda d: len(d))) if differences else "")
     return tuple(reasons)
 
 
@@ -149,13 +148,6 @@ def _build_group(spec: TeamSpec, sets: list[tuple[int, ...]]) -> Group:
         joint="self" not in scopes[0] and len(set(scopes)) == 1,
         vectorise=spec.vectorise,
     )
-
-
-def _check(built: tuple[Group, ...], batch_shape: tuple[int, int]) -> None:
-    """Raise UsageError where a learner cannot learn from rollouts [T, number of environments]."""
-    for group in built:
-        if group.learner.check is not None:
-            group.learner.check(batch_shape)
 
 
 def _init(built: tuple[Group, ...], key: jax.Array, hparams: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -197,7 +189,7 @@ def _act(
         keys = _keys(key, group.positions).reshape(group.shape)
         own = ActInput(obs, group_masks, inputs.memory[index], inputs.reset)
         act_set = partial(_act_set, group, mode)
-        axes = (0, 0, ActInput(0, None if group_masks is None else 0, 0, None), 0)
+        axes = (0, 0, _input_axes(group_masks), 0)
         out = groups.over_sets(group, act_set, axes, keys, state[index], own, hparams[index])
         action |= groups.unstack(group, out.action)
         memories.append(out.memory)
@@ -213,9 +205,15 @@ def _act_set(group: Group, mode: str, keys, state, inputs: ActInput, hparams) ->
         obs = groups.identify(group, inputs.obs, member, inputs.reset.shape)
         return getattr(group.learner, mode)(key, state, inputs._replace(obs=obs), hparams)
 
-    axes = (0, 0, ActInput(0, None if inputs.action_mask is None else 0, 0, None))
+    axes = (0, 0, _input_axes(inputs.action_mask))
     one_hot = groups.member_one_hot(group)
     return groups.over_members(group, act_member, axes, keys, one_hot, inputs)
+
+
+def _input_axes(action_mask: Any) -> Any:
+    """The axis of S, or of N, in each field of an `ActInput`."""
+    fields: Any = (0, None if action_mask is None else 0, 0, None)
+    return ActInput(*fields)
 
 
 def _update(
@@ -225,7 +223,7 @@ def _update(
     state: tuple[Any, ...],
     rollout: TeamRollout,
     hparams: tuple[Any, ...],
-) -> tuple[tuple[Any, ...], tuple[dict[str, jax.Array], ...]]:
+) -> tuple[Any, Any]:
     """Every group learns from its slice of one rollout; metrics per group, [S] each."""
     key_update, key_shuffle = jax.random.split(key)
     result = rewards.outcome(

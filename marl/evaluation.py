@@ -26,7 +26,7 @@ _MOST_ENVS = 128
 class _Loop(NamedTuple):
     carry: Carry
     record: Ended  # [B, episodes per environment, ...]
-    count: jax.Array  # [B] episodes finished
+    finished: jax.Array  # [B] episodes
     step: jax.Array  # []
 
 
@@ -98,18 +98,18 @@ def _play(
         record=jax.tree.map(
             lambda x: jnp.zeros((spec.num_envs, spec.per_env, *x.shape[1:])), ended
         ),
-        count=jnp.zeros(spec.num_envs, jnp.int32),
+        finished=jnp.zeros(spec.num_envs, jnp.int32),
         step=jnp.int32(0),
     )
 
     def unfinished(loop: _Loop) -> jax.Array:
-        return jnp.any(loop.count < spec.per_env) & (loop.step < max_steps)
+        return jnp.any(loop.finished < spec.per_env) & (loop.step < max_steps)
 
     def body(loop: _Loop) -> _Loop:
         return _after_step(spec, loop, *step(loop.carry, loop.step))
 
     loop = jax.lax.while_loop(unfinished, body, loop)
-    return loop.record, jnp.minimum(loop.count, spec.per_env)
+    return loop.record, jnp.minimum(loop.finished, spec.per_env)
 
 
 def _act(
@@ -127,18 +127,18 @@ def _act(
 def _after_step(spec: _Spec, loop: _Loop, carry: Carry, step: rollout.Step) -> _Loop:
     """Note down the episodes that ended."""
     # an environment past its share writes out of bounds, which JAX drops
-    place = jnp.where(step.episode_over, loop.count, spec.per_env)
+    place = jnp.where(step.episode_over, loop.finished, spec.per_env)
     envs = jnp.arange(spec.num_envs)
     record = jax.tree.map(
         lambda table, x: table.at[envs, place].set(x.astype(table.dtype), mode="drop"),
         loop.record,
         step.ended,
     )
-    return _Loop(carry, record, loop.count + step.episode_over, loop.step + 1)
+    return _Loop(carry, record, loop.finished + step.episode_over, loop.step + 1)
 
 
 def _summary(team: TeamSpec, record: Ended, done: np.ndarray) -> dict[str, Any]:
-    def of(x: np.ndarray) -> dict[str, float | None]:
+    def of(x: Any) -> dict[str, float | None]:
         if not x.size:
             return {"mean": None, "std": None}
         return {"mean": float(x.mean()), "std": float(x.std())}

@@ -54,7 +54,7 @@ def of_group(
     observations: Sequence[Any],
     finals: Sequence[Any],
     shuffle_key: jax.Array,
-) -> tuple[Rollout, Rollout]:
+) -> tuple[Rollout, Any]:
     """One group's experience [T, S, B * N, ...], and the axis of S in each field for `vmap`."""
     steps = rollout.steps[index]
     num_sets, num_members = group.shape
@@ -88,27 +88,24 @@ def of_group(
         shuffle_key=shuffle_key,
     )
     critic_axis = None if group.joint else 1
-    axes = Rollout(
+    return experience, _axes(
         obs=1,
         action=1,
         action_mask=None if steps.action_mask is None else 1,
         extras=1,
         memory=0,
-        reset=None,
         critic_obs=critic_axis,
         final_critic_obs=critic_axis,
-        context=None,
-        next_context=None,
         reward=1,
         terminated=1,
         truncated=1,
         weight=1,
-        advantage=None,
-        advantage_weight=None,
-        env_steps=None,
-        shuffle_key=None,
     )
-    return experience, axes
+
+
+def _axes(**of_sets: int | None) -> Any:
+    """The axis of S in each field of a `Rollout`; None where all sets have the same."""
+    return Rollout(**(dict.fromkeys(Rollout._fields) | of_sets))  # type: ignore[arg-type]
 
 
 def _fold_memory(group: Group, memory: Any) -> Any:

@@ -38,7 +38,7 @@ def training_row(
 
 def _episodes(team: Team, episodes: Any) -> dict[str, Any]:
     sums = jax.tree.map(lambda x: x.sum(0), episodes)
-    count = sums.count
+    count = sums.finished
     row = {"episodes": _plain(count)}
     if not np.all(count > 0):
         return row

@@ -25,9 +25,9 @@ class Carry(NamedTuple):
 
 
 class Episodes(NamedTuple):
-    """Sums over finished episodes; divide by `count`."""
+    """Sums over finished episodes; divide by `finished`."""
 
-    count: jax.Array  # [] float32
+    finished: jax.Array  # [] float32: how many
     length: jax.Array  # [] float32
     returns: jax.Array  # [A]: raw rewards of the steps each agent was active in
     team_returns: jax.Array  # [reward teams]
@@ -107,7 +107,7 @@ def _training_step(
         return jnp.sum(jnp.where(mask, x, 0).astype(jnp.float32), 0)
 
     episodes = Episodes(
-        count=total(jnp.ones_like(over)), **jax.tree.map(total, step.ended)._asdict()
+        finished=total(jnp.ones_like(over)), **jax.tree.map(total, step.ended)._asdict()
     )
     return carry, (step._replace(ended=()), episodes)
 

@@ -70,6 +70,12 @@ class Team:
                     return jax.tree.map(lambda x, i=index: x[i], group_state)
         raise KeyError(agent)
 
+    def check(self, batch_shape: tuple[int, int]) -> None:
+        """Raise UsageError where a learner cannot learn from (T, number of environments)."""
+        for group in self.lifted.groups:
+            if group.learner.check is not None:
+                group.learner.check(batch_shape)
+
     def describe(self) -> str:
         """The text that `marl describe` prints; compiles nothing."""
         from marl.describe import describe

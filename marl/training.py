@@ -96,7 +96,7 @@ def train(
             raise UsageError(f"{name} = {value} is out of range; give 1 or more")
     steps = num_envs * rollout_length
     total = total_updates(total_steps, steps, num_envs, rollout_length)
-    team.learner.check((rollout_length, num_envs))
+    team.check((rollout_length, num_envs))
     shown = logging.make_progress(progress)
     if total * steps != total_steps:
         shown.message(
@@ -234,7 +234,9 @@ def stop_on_signal() -> Iterator[threading.Event]:
             signal.raise_signal(signum)
         stop.set()
 
-    previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous: dict[int, Any] = {
+        number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield stop
     finally:
