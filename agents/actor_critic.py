@@ -237,7 +237,7 @@ def evaluate(
 def _unfold(target: jax.Array, weight: jax.Array, fold: int) -> tuple[jax.Array, jax.Array]:
     """Targets [T, B * N] averaged over the N folded agents, and the share of them that counts."""
     if fold == 1:
-        return target, weight
+        return jnp.where(weight > 0, target, 0.0), weight  # NaN would reach the loss's gradient
     targets = target.reshape(target.shape[0], -1, fold)
     weights = weight.reshape(weight.shape[0], -1, fold)
     total = jnp.sum(weights, -1)

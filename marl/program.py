@@ -1,5 +1,6 @@
 """The compiled programs of a run, memoised on what is static about it."""
 
+import time
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -45,43 +46,56 @@ class ProgramSpec(NamedTuple):
     max_updates: int  # most updates of one chunk
 
 
+class Timings(NamedTuple):
+    """CPU seconds."""
+
+    trace: float
+    compile: float
+
+
 class Program:
     """Training of one `ProgramSpec`: `init`, and `chunk` of up to `max_updates` updates."""
 
     def __init__(self, spec: ProgramSpec):
         self.spec = spec
-        self._compiled: dict[str, Any] = {}
-
-    def init(self, keys: jax.Array, hparams: Any) -> RunState:
-        """A fresh state; `keys` [seeds], `hparams` without the seeds' axis."""
-        jitted = jax.jit(self.init_function, compiler_options=_RUNS_ONCE)
-        return self._compile("init", jitted, keys, hparams)(keys, hparams)
-
-    def init_function(self, keys: jax.Array, hparams: Any) -> RunState:
-        """`init` without compiling: what `jax.eval_shape` takes."""
-        return _init_seeds(self.spec, keys, hparams)
-
-    def compile_chunk(self, state: RunState) -> None:
-        """Compile `chunk`, unless that is done."""
-        jitted = jax.jit(partial(_chunk, self.spec), donate_argnums=0)
-        self._compile("chunk", jitted, state, jnp.int32(0))
+        self._init: Any = None
+        self._chunk: Any = None
 
     @property
     def is_compiled(self) -> bool:
-        return "chunk" in self._compiled
+        return self._chunk is not None
+
+    def compile(self, keys: jax.Array, hparams: Any) -> Timings:
+        """Compile both functions, unless that is done, for the arguments of `init`."""
+        started = time.process_time()
+        lowered_init = jax.jit(self.init_function).lower(keys, hparams)
+        state = jax.eval_shape(self.init_function, keys, hparams)
+        chunk = jax.jit(partial(_chunk, self.spec), donate_argnums=0)
+        lowered_chunk = chunk.lower(state, jnp.int32(0))
+        traced = time.process_time()
+        self._init = lowered_init.compile(_RUNS_ONCE)
+        self._chunk = lowered_chunk.compile()
+        return Timings(traced - started, time.process_time() - traced)
+
+    def init(self, keys: jax.Array, hparams: Any) -> RunState:
+        """A fresh state; `keys` [seeds], `hparams` without the seeds' axis."""
+        if not self.is_compiled:
+            self.compile(keys, hparams)
+        return self._init(keys, hparams)
+
+    def init_function(self, keys: jax.Array, hparams: Any) -> RunState:
+        """`init` without compiling: what `jax.eval_shape` takes."""
+        if self.spec.num_seeds == 1:
+            return init_state(self.spec, keys[0], hparams)
+        return jax.vmap(partial(init_state, self.spec), in_axes=(0, None))(keys, hparams)
 
     def chunk(self, state: RunState, num_updates: int) -> tuple[RunState, Metrics]:
         """`num_updates` updates; of the metrics [max_updates, ...] the first `num_updates` count.
 
         The state that is passed in is donated.
         """
-        self.compile_chunk(state)
-        return self._compiled["chunk"](state, jnp.int32(num_updates))
-
-    def _compile(self, name: str, jitted: Any, *args: Any) -> Any:
-        if name not in self._compiled:
-            self._compiled[name] = jitted.lower(*args).compile()
-        return self._compiled[name]
+        assert self._chunk is not None, "init comes before chunk"
+        return self._chunk(state, jnp.int32(num_updates))
 
 
 @lru_cache(maxsize=32)
@@ -125,12 +139,6 @@ def train_step(spec: ProgramSpec, state: RunState) -> tuple[RunState, Metrics]:
     )
     state = state._replace(update=state.update + 1, team=team, carry=carry)
     return state, Metrics(learner_metrics, episodes)
-
-
-def _init_seeds(spec: ProgramSpec, keys: jax.Array, hparams: Any) -> RunState:
-    if spec.num_seeds == 1:
-        return init_state(spec, keys[0], hparams)
-    return jax.vmap(partial(init_state, spec), in_axes=(0, None))(keys, hparams)
 
 
 def _step_seeds(spec: ProgramSpec, state: RunState) -> tuple[RunState, Metrics]:

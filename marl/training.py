@@ -152,15 +152,14 @@ def _start(run: Run, compiled: Program, total_steps: int, resume: Any, shown: An
     """The run's first state: fresh, or that of the newest checkpoint."""
     hparams = run.team.group_hparams()
     keys = seed_keys(run.seed, run.spec.num_seeds)
-    with shown.compiling("the initial state"):
-        state = compiled.init(keys, hparams)
+    if not compiled.is_compiled:
+        with shown.compiling("the training program"):
+            compiled.compile(keys, hparams)
+    state = compiled.init(keys, hparams)
     run.horizon, run.state = total_steps, state
     if resume is not None:
         run.reattach(resume, shown.message)
     run.state = run.state._replace(hparams=_with_horizon(state.hparams, run.horizon))
-    if not compiled.is_compiled:
-        with shown.compiling("the training step"):
-            compiled.compile_chunk(run.state)
 
 
 def seed_keys(seed: int, num_seeds: int) -> jax.Array:

@@ -15,12 +15,12 @@ import numpy as np
 import marl
 from marl import rollout
 from marl.agents import ppo
-from marl.dispatch import TeamRollout
 from marl.envs.interface import AutoReset, TimeStep
 from marl.envs.probes import Count, Drawn, together
 from marl.envs.spaces import Box, Discrete
 from marl.envs.vector import VectorEnv
 from marl.envs.wrappers import with_statistics
+from marl.experience import TeamRollout
 from marl.program import Program, ProgramSpec, RunState, program
 from marl.specs import Team
 from marl.training import seed_keys

@@ -48,7 +48,7 @@ def outcome(team, **sizes):
     """By agent: initial states, first rollout's actions, and states after 1 and after 5 updates."""
     trainer = compiled(team, **sizes)
     start = first_state(team, trainer)
-    found = {"keys": start.key, "initial": agent_states(team, start.team)}
+    found = {"keys": jnp.copy(start.key), "initial": agent_states(team, start.team)}
     state, metrics = trainer.chunk(start, 1)
     found["actions"] = by_agent(team, jax.tree.map(lambda x: x[:1], metrics.learner), "action")
     found["after 1"] = agent_states(team, jax.tree.map(jnp.copy, state.team))

@@ -1,5 +1,6 @@
 """The learners that every contract is checked on, and rollouts to check them with."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -83,11 +84,23 @@ CASES = {
 }
 
 
-def sampled(key: jax.Array, space: SpaceTree, batch: tuple[int, ...]) -> Any:
-    """Uniform draws [*batch, ...] of a space."""
-    keys = jax.random.split(key, int(np.prod(batch)))
-    flat = jax.vmap(lambda k: spaces.sample(k, space))(keys)
-    return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), flat)
+def sampled(seed: int, space: SpaceTree, batch: tuple[int, ...]) -> Any:
+    """Random elements [*batch, ...] of a space; in NumPy, as there is nothing to compile then."""
+    generator = np.random.default_rng(seed)
+
+    def leaf(space: spaces.Space) -> np.ndarray:
+        shape = (*batch, *space.shape)
+        if isinstance(space, Box):
+            drawn = generator.normal(size=shape)
+            if space.bounded:
+                low, high = space.bounds()
+                drawn = low + generator.random(shape) * (high - low)
+        else:
+            sizes = space.n if isinstance(space, Discrete) else np.asarray(space.nvec)
+            drawn = generator.integers(0, sizes, shape)
+        return drawn.astype(space.dtype)
+
+    return spaces.map_spaces(leaf, space)
 
 
 def random_mask(seed: int, space: SpaceTree, batch: tuple[int, ...]) -> Any:
@@ -103,7 +116,7 @@ def random_mask(seed: int, space: SpaceTree, batch: tuple[int, ...]) -> Any:
         if isinstance(space, Box):
             return None
         sizes = (space.n,) if isinstance(space, Discrete) else space.nvec
-        return jnp.asarray(np.concatenate([component(n) for n in sizes], -1))
+        return np.concatenate([component(n) for n in sizes], -1)
 
     return spaces.map_spaces(leaf, space)
 
@@ -111,7 +124,7 @@ def random_mask(seed: int, space: SpaceTree, batch: tuple[int, ...]) -> Any:
 def act_input(obs: Any, mask: Any = None) -> ActInput:
     """The input of a feed-forward learner."""
     batch = jax.tree.leaves(obs)[0].shape[0]
-    return ActInput(obs, mask, memory=(), reset=jnp.zeros(batch, bool))
+    return ActInput(obs, mask, memory=(), reset=np.zeros(batch, bool))
 
 
 def make_rollout(
@@ -123,25 +136,26 @@ def make_rollout(
     batch: tuple[int, int] = (6, 4),
     critic_batch: tuple[int, int] | None = None,
 ) -> Rollout:
-    """A rollout that `act` (vmapped over time here) chose the actions of.
+    """A rollout that `act` chose the actions of, step by step (one program if it is jitted).
 
     Column 0 terminates at step 2 and is dead at steps 3 and 4 (observations zero, weight 0), column
     1 is truncated at step 3; all are cut at the rollout's end.
     """
     T, B = batch
-    key_obs, key_critic, key_final, key_act, key_reward = jax.random.split(jax.random.key(seed), 5)
     critic_batch = critic_batch or batch
     terminated, truncated = np.zeros(batch, bool), np.zeros(batch, bool)
     terminated[2, 0] = truncated[3, 1] = True
     weight = np.ones(batch, np.float32)
     weight[3:5, 0] = 0.0
-    obs = jax.tree.map(
-        lambda x: jnp.where(weight.reshape(T, B, *[1] * (x.ndim - 2)) > 0, x, 0).astype(x.dtype),
-        sampled(key_obs, case.observation_space, batch),
-    )
+    obs = sampled(seed, case.observation_space, batch)
+    for leaf in jax.tree.leaves(obs):
+        leaf[weight == 0] = 0
     mask = random_mask(seed, case.action_space, batch) if case.masked else None
-    acted = jax.vmap(act, in_axes=(0, None, 0, None))(
-        jax.random.split(key_act, T), state, jax.vmap(act_input)(obs, mask), hparams
+    acted = stack(
+        [
+            act(key, state, act_input(*take((obs, mask), t)), hparams)
+            for t, key in enumerate(jax.random.split(jax.random.key(seed), T))
+        ]
     )
     return Rollout(
         obs=obs,
@@ -149,20 +163,35 @@ def make_rollout(
         action_mask=mask,
         extras=acted.extras,
         memory=(),
-        reset=jnp.zeros(batch, bool),
-        critic_obs=sampled(key_critic, case.critic_observations, critic_batch),
-        final_critic_obs=sampled(key_final, case.critic_observations, critic_batch),
+        reset=np.zeros(batch, bool),
+        critic_obs=sampled(seed + 1000, case.critic_observations, critic_batch),
+        final_critic_obs=sampled(seed + 2000, case.critic_observations, critic_batch),
         context=(),
         next_context=(),
-        reward=jax.random.normal(key_reward, batch),
-        terminated=jnp.asarray(terminated),
-        truncated=jnp.asarray(truncated),
-        weight=jnp.asarray(weight),
+        reward=np.random.default_rng(seed + 3000).normal(size=batch).astype(np.float32),
+        terminated=terminated,
+        truncated=truncated,
+        weight=weight,
         advantage=None,
         advantage_weight=None,
-        env_steps=jnp.float32(50.0),
+        env_steps=np.float32(50.0),
         shuffle_key=jax.random.key(seed + 1),
     )
+
+
+def stack(trees: Sequence[Any]) -> Any:
+    """Trees to one tree with a leading axis, in NumPy but for keys."""
+
+    def leaf(*xs: Any) -> Any:
+        keys = jnp.issubdtype(xs[0].dtype, jax.dtypes.prng_key)
+        return jnp.stack(xs) if keys else np.stack([np.asarray(x) for x in xs])
+
+    return jax.tree.map(leaf, *trees)
+
+
+def take(tree: Any, index: int) -> Any:
+    """Element `index` of the leading axis of every array, in NumPy."""
+    return jax.tree.map(lambda x: np.asarray(x)[index], tree)
 
 
 def relative_difference(one: Any, other: Any) -> float:

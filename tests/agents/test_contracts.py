@@ -19,6 +19,8 @@ from learner_cases import (
     random_mask,
     relative_difference,
     sampled,
+    stack,
+    take,
 )
 
 from marl.agents.learner import Learner, Rollout
@@ -27,6 +29,7 @@ from marl.envs import spaces
 
 AGENTS = 3
 UPDATES = 5
+BATCH = 4  # environments; everywhere the same, so that programs are shared
 
 
 class Bench(NamedTuple):
@@ -34,7 +37,6 @@ class Bench(NamedTuple):
 
     case: Case
     learner: Learner
-    init: Any
     act: Any
     update: Any
     traces: list[str]  # one entry each time `update` was traced
@@ -81,21 +83,17 @@ def bench(request):
             metrics += [found] if step == 0 else []
         updated.append(history)
     return Bench(
-        case, learner, init, act, update, traces, keys, hparams, states, rollouts, updated, metrics
+        case, learner, act, update, traces, keys, hparams, states, rollouts, updated, metrics
     )
 
 
 @pytest.fixture(scope="module")
 def vectorised(bench):
     """The same agents under `vmap`: (initial states, update)."""
-    hparams = stacked(bench.hparams)
+    hparams = stack(bench.hparams)
     states = jax.jit(jax.vmap(bench.learner.init))(bench.keys, hparams)
     update = jax.jit(jax.vmap(bench.learner.update))
     return states, partial(update, bench.keys), hparams
-
-
-def stacked(trees):
-    return jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
 
 
 def arguments(function):
@@ -186,13 +184,22 @@ def test_metrics_are_finite_scalars(bench):
             assert math.isfinite(value), name
 
 
-def test_an_update_learns(bench):
+def test_an_update_learns_and_repeats(bench):
     before, after = bench.states[2], bench.updated[2][0]
-    moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), before.actor.params, after.actor.params)
-    used = jax.tree.map(lambda a: a.size > 0, before.actor.params)
-    assert jax.tree.leaves(moved) == jax.tree.leaves(used)
+    assert relative_difference(before, after) > 0.0
+    again, _ = bench.update(bench.keys[2], before, bench.rollouts[2], bench.hparams[2])
+    assert_identical(after, again)
 
 
+@pytest.mark.parametrize(
+    "bench",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if number else [])
+        for number, name in enumerate(CASES)
+    ],
+    indirect=True,
+    scope="module",
+)
 def test_jit_changes_nothing(bench):
     state, metrics = bench.learner.update(
         bench.keys[0], bench.states[0], bench.rollouts[0], bench.hparams[0]
@@ -205,13 +212,13 @@ def test_jit_changes_nothing(bench):
 
 def test_vmap_over_agents_is_a_loop(bench, vectorised):
     states, update, hparams = vectorised
-    assert_identical(states, stacked(bench.states))
-    rollouts = stacked(bench.rollouts)
+    assert_identical(states, stack(bench.states))
+    rollouts = stack(bench.rollouts)
     for step in range(UPDATES):
         states, metrics = update(states, rollouts, hparams)
         if step in (0, UPDATES - 1):
             for agent in range(AGENTS):
-                own = jax.tree.map(lambda x, agent=agent: x[agent], states)
+                own = take(states, agent)
                 assert relative_difference(own, bench.updated[agent][step]) <= 1e-5
         if step == 0:
             for name, values in metrics.items():
@@ -219,61 +226,75 @@ def test_vmap_over_agents_is_a_loop(bench, vectorised):
                 np.testing.assert_allclose(values, expected, rtol=1e-3, atol=1e-5)
 
 
+def inputs_for(case, seed):
+    """What `BATCH` environments hand to `act`."""
+    mask = random_mask(seed, case.action_space, (BATCH,)) if case.masked else None
+    return act_input(sampled(seed, case.observation_space, (BATCH,)), mask)
+
+
 def test_vmapped_actions_are_those_of_a_loop(bench, vectorised):
     states, _, hparams = vectorised
-    obs = sampled(jax.random.key(5), bench.case.observation_space, (AGENTS, 4))
-    mask = random_mask(2, bench.case.action_space, (AGENTS, 4)) if bench.case.masked else None
-    inputs = jax.vmap(act_input)(obs, mask)
-    acted = jax.jit(jax.vmap(bench.learner.act))(bench.keys, states, inputs, hparams)
-    for n in range(AGENTS):
-        alone, own = jax.tree.map(lambda x, n=n: x[n], (inputs, acted.action))
-        expected = bench.act(bench.keys[n], bench.states[n], alone, bench.hparams[n]).action
-        assert relative_difference(own, expected) <= 1e-6
+    inputs = [inputs_for(bench.case, seed) for seed in range(AGENTS)]
+    acted = jax.jit(jax.vmap(bench.learner.act))(bench.keys, states, stack(inputs), hparams)
+    for n, alone in enumerate(inputs):
+        expected = bench.act(bench.keys[n], bench.states[n], alone, bench.hparams[n])
+        assert relative_difference(take(acted, n), expected) <= 1e-5
 
 
 def test_an_agent_with_nan_rewards_harms_nobody_else(bench, vectorised):
     """Isolation: the others' states stay the same to the last bit."""
     states, update, hparams = vectorised
-    rollouts = stacked(bench.rollouts)
-    poisoned = rollouts._replace(reward=rollouts.reward.at[1].set(jnp.nan))
+    rollouts = stack(bench.rollouts)
+    poisoned = rollouts._replace(reward=rollouts.reward.copy())
+    poisoned.reward[1] = np.nan
     clean, _ = update(states, rollouts, hparams)
     dirty, _ = update(states, poisoned, hparams)
     for n in (0, 2):
-        assert_identical(*(jax.tree.map(lambda x, n=n: x[n], tree) for tree in (clean, dirty)))
-    assert not all_finite(jax.tree.map(lambda x: x[1], dirty))
+        assert_identical(take(clean, n), take(dirty, n))
+    assert not all_finite(take(dirty, 1))
 
 
-def test_acting_gives_the_action_space_and_depends_on_the_key(bench):
-    batch = 32
-    obs = sampled(jax.random.key(5), bench.case.observation_space, (batch,))
-    mask = random_mask(2, bench.case.action_space, (batch,)) if bench.case.masked else None
-    given = bench.updated[2][-1], act_input(obs, mask), bench.hparams[2]
-    one, again, other = (
-        bench.act(key, *given) for key in (bench.keys[0], bench.keys[0], bench.keys[1])
+def assert_like(space, action):
+    """Shapes and dtypes of the space."""
+    expected = spaces.shape_dtype(space, (BATCH,))
+    assert jax.tree.structure(action) == jax.tree.structure(expected)
+    for leaf, value in zip(*map(jax.tree.leaves, (expected, action)), strict=True):
+        assert value.shape == leaf.shape and value.dtype == leaf.dtype
+
+
+def test_acting_depends_on_the_key(bench):
+    given = bench.updated[2][-1], inputs_for(bench.case, 5), bench.hparams[2]
+    one, again, *others = (
+        bench.act(key, *given) for key in (bench.keys[0], bench.keys[0], *bench.keys[1:])
     )
+    assert_like(bench.case.action_space, one.action)
     assert_identical(one, again)
-    assert relative_difference(one.action, other.action) > 0.0
-    expected = spaces.shape_dtype(bench.case.action_space, (batch,))
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), one.action) == jax.tree.map(
-        lambda x: (x.shape, x.dtype), expected
-    )
+    assert any(relative_difference(one.action, other.action) > 0.0 for other in others)
 
 
 def test_evaluation_is_deterministic(bench):
-    obs = sampled(jax.random.key(5), bench.case.observation_space, (4,))
-    mask = random_mask(2, bench.case.action_space, (4,)) if bench.case.masked else None
-    greedy = jax.jit(bench.learner.act_greedy)
+    greedy, inputs = jax.jit(bench.learner.act_greedy), inputs_for(bench.case, 5)
     one, other = (
-        greedy(key, bench.states[0], act_input(obs, mask), bench.hparams[0]).action
-        for key in bench.keys[:2]
+        greedy(key, bench.states[0], inputs, bench.hparams[0]).action for key in bench.keys[:2]
     )
+    assert_like(bench.case.action_space, one)
     assert_identical(one, other)
-    space = bench.case.action_space
-    spaces.map_spaces(lambda leaf, x: _assert_leaf(leaf, x), space, one)
 
 
-def _assert_leaf(leaf, action):
-    assert action.shape == (4, *leaf.shape) and action.dtype == leaf.dtype
+def test_log_prob_is_that_of_acting(bench):
+    """The policy that learns is the policy that acted: PPO's ratio is 1 before the first step.
+
+    After updates that moved parameters and statistics, with masks, squashing and dead agents.
+    """
+    if bench.learner.log_prob is None:
+        pytest.skip("no log_prob")
+    state = bench.updated[2][-1]
+    rollout = make_rollout(bench.case, bench.act, state, bench.hparams[2], seed=9)
+    log_prob = jax.jit(bench.learner.log_prob)(state, rollout)
+    live = rollout.weight > 0
+    assert not np.all(live)
+    ratio = np.exp(np.asarray(log_prob) - rollout.extras["log_prob"])
+    np.testing.assert_allclose(ratio[live], 1.0, atol=1e-5)
 
 
 def test_initial_memory_has_the_batch_in_front(bench):

@@ -70,7 +70,7 @@ def composite(request):
     """A network over the composite, its parameters, and features of observations [6, 2]."""
     spec = NetworkSpec((8, 8), torso=request.param, num_outputs=3)
     network = make_network(spec)
-    found = features(COMPOSITE, sampled(jax.random.key(0), COMPOSITE, (6, 2)))
+    found = features(COMPOSITE, sampled(0, COMPOSITE, (6, 2)))
     params = jax.jit(network.init)(jax.random.key(1), networks.zero_features(COMPOSITE))
     return jax.jit(network.apply), params, found
 
