@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 DEMO_STEPS ?= 2_000_000
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -16,7 +17,7 @@ help:
 	@echo "make test-all  run the slow tests too"
 	@echo "make check     format, lint and types, as the pre-commit hooks check them"
 	@echo "make docs      build the documentation into site/"
-	@echo "make bench     run the benchmarks"
+	@echo "make bench     measure beside jaxnasium, which it installs apart"
 
 demo: $(VENV)/.installed-base
 	@echo "Return per agent of uniformly random actions, for comparison:"
@@ -39,10 +40,7 @@ docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.installed-base
-	@set -e; for script in benchmarks/bench_*.py; do \
-		test -e "$$script" || { echo "there are no benchmarks/bench_*.py"; exit 1; }; \
-		echo "$$script"; $(BIN)/python "$$script"; \
-	done
+	$(BIN)/python benchmarks/compare.py $(BENCH_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info

@@ -1,6 +1,7 @@
 """The learners that have a name."""
 
 import importlib
+import importlib.util
 from typing import Any
 
 from marl.envs.errors import UsageError, nearest
@@ -9,12 +10,12 @@ ALGORITHMS = {"ppo": "marl.agents.ppo"}  # name -> module with Config, Hparams a
 
 
 def algorithm(name: str) -> Any:
-    """The algorithm of that name, or the module `my_package.my_learner`; imported here."""
-    if "." in name:
+    """The algorithm of that name, or the user's module `my_learner` or `my_package.my_learner`."""
+    if name in ALGORITHMS:
+        return importlib.import_module(ALGORITHMS[name])
+    if "." in name or importlib.util.find_spec(name) is not None:
         return _module(name)
-    if name not in ALGORITHMS:
-        raise UsageError(f"learner {name!r} is not known; {nearest(name, ALGORITHMS)}")
-    return importlib.import_module(ALGORITHMS[name])
+    raise UsageError(f"learner {name!r} is not known; {nearest(name, ALGORITHMS)}")
 
 
 def _module(name: str) -> Any:

@@ -3,8 +3,8 @@
     obs, state = env.reset(key)
     timestep, state = env.step(key, state, action)
 
-Observations, actions, rewards, `terminated`, `truncated` and `active` are dicts by agent id; below
-an agent stands any PyTree. One step of one agent, and what the fields say about it:
+Observations, actions, rewards, `terminated`, `truncated` and `active` are dicts by agent id;
+below an agent stands any PyTree. One step of one agent, and what the fields say about it:
 
     obs_t --action_t--> reward_t, final_obs_t          the transition that is learned from
                         obs_{t+1}                      what the next action is chosen from
@@ -12,15 +12,16 @@ an agent stands any PyTree. One step of one agent, and what the fields say about
     inside an episode      obs_{t+1} is final_obs_t
     at the episode's end   obs_{t+1} is the first observation of the next episode
 
-`terminated` says that nothing follows for this agent (no bootstrap); `truncated` that something would
-have followed (bootstrap from `final_obs`). Each belongs to one agent. `episode_over` is one bool for
-the environment; at an episode's end every agent that was active is one or the other. `active` says
-who acts on `obs`; every agent is active after a reset, and an agent that is out while the episode
-goes on is inactive until it is active again.
+`terminated` says that nothing follows for this agent (no bootstrap); `truncated` that something
+would have followed (bootstrap from `final_obs`). Each belongs to one agent. `episode_over` is one
+bool for the environment; at an episode's end every agent that was active is one or the other.
+`active` says who acts on `obs`; every agent is active after a reset, and an agent that is out
+while the episode goes on is inactive until it is active again.
 
-Two kinds of object share this interface. An *episodic* environment leaves resetting to its caller:
-its `step` returns the observation it reached as both `obs` and `final_obs`. `AutoReset(env)` makes an
-*environment* of it, which is what training takes. Write an episodic one; wrap it once.
+Two kinds of object share this interface. An *episodic* environment leaves resetting to its
+caller: its `step` returns the observation it reached as both `obs` and `final_obs`.
+`AutoReset(env)` makes an *environment* of it, which is what training takes. Write an episodic one;
+wrap it once.
 """
 
 from collections.abc import Mapping
@@ -51,7 +52,10 @@ class TimeStep(NamedTuple):
 
 @runtime_checkable
 class Environment(Protocol):
-    """A multi-agent environment. Pure methods, safe under `jit` and `vmap`; compares and hashes by value."""
+    """A multi-agent environment: pure methods, safe under `jit` and `vmap`.
+
+    Environments compare and hash by value, since compiled programs are memoised on them.
+    """
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -73,9 +77,9 @@ class Environment(Protocol):
     def step(self, key: jax.Array, state: Any, action: Any) -> tuple[TimeStep, Any]: ...
 
     def action_mask(self, state: Any) -> Any:
-        """Per agent, a PyTree like its actions with bool arrays (True: allowed), or None for no masks.
+        """Per agent, a PyTree like its actions of bool arrays (True: allowed); None without masks.
 
-        A Discrete(n) leaf has a mask [n]; a MultiDiscrete leaf one of [sum(nvec)]; a Box leaf None.
+        A Discrete(n) leaf has a mask [n]; a MultiDiscrete leaf one of [sum(nvec)]; a Box None.
         """
         ...
 

@@ -53,7 +53,7 @@ class Drawn(NamedTuple):
 
 
 def together(
-    obs: Any, reward: dict[str, jax.Array], over: jax.Array, cut: Any = False, info: Any = ()
+    obs: Any, reward: dict[str, Any], over: Any, cut: Any = False, info: Any = ()
 ) -> TimeStep:
     """A step of an episodic environment whose agents all go on until the episode's end.
 

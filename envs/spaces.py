@@ -116,7 +116,7 @@ def leaves(space: SpaceTree) -> list[Space]:
 
 
 def map_spaces(function: Callable[..., Any], space: SpaceTree, *rest: Any) -> Any:
-    """`jax.tree.map` over the leaf spaces of a composite; `rest` are PyTrees below the same nodes."""
+    """`jax.tree.map` over the leaves of a composite; `rest` are PyTrees below the same nodes."""
     return jax.tree.map(function, space, *rest, is_leaf=is_space)
 
 
@@ -173,7 +173,7 @@ def describe(space: SpaceTree) -> str:
 
 
 class _Text(str):
-    """A leaf's description whose `repr` has no quotes, so that a composite prints as one reads it."""
+    """A leaf's description whose `repr` has no quotes, so that composites print readably."""
 
     def __new__(cls, space: Space):
         return super().__new__(cls, _describe_leaf(space))

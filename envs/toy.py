@@ -4,6 +4,7 @@ All are episodic, compare and hash by value, and say in their docstrings what th
 """
 
 import inspect
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ from marl.envs import features, games, oddities, probes
 from marl.envs.errors import UsageError, nearest
 
 # name -> constructor, note
-TOYS = {
+TOYS: dict[str, tuple[Callable[..., Any], str]] = {
     "cooperative": (games.cooperative, "2 agents; matrix game, best return 1"),
     "climbing": (games.climbing, "2 agents; matrix game, best return 11"),
     "penalty": (games.penalty, "2 agents; matrix game, best return 10; k"),

@@ -2,8 +2,8 @@
 
 Resetting inside every step costs about as much as stepping. Two ways around it:
   fresh reset   the resets of a step are computed only if an episode of the batch ended in it
-  reset pool    K resets are drawn when `refresh` is called (once per rollout), and an episode starts
-                from one of them at random; for environments whose episodes end at different times
+  reset pool    K resets are drawn when `refresh` is called (once per rollout), and an episode
+                starts from one of them at random; for episodes that end at different times
 """
 
 from typing import Any, NamedTuple

@@ -35,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     command.arguments(parser)
     options = parser.parse_intermixed_args(given.arguments)
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # modules of the user in this folder, as `python -m` finds them
     try:
         return command.run(options)
     except UsageError as error:

@@ -43,7 +43,7 @@ def _describe_group(team: Any, index: int, group: Group, state: Any) -> list[str
         f"  parameters    {_count(state) // num_sets:,} per {per}",
     ]
     if reason:
-        lines.insert(1, f"  apart because its {reason} differs")
+        lines.insert(1, f"  apart         differs in {reason}")
     return lines
 
 

@@ -100,18 +100,16 @@ def _keyed_sets(spec: TeamSpec) -> dict[_Key, list[tuple[int, ...]]]:
 
 
 def _reasons(keys: Sequence[_Key]) -> tuple[str, ...]:
-    """In words, how each group differs from the nearest group before it."""
-    reasons = []
-    for index, key in enumerate(keys):
-        differences: list[list[str]] = [
-            [
-                name.replace("_", " ")
-                for name in key._fields
-                if getattr(key, name) != getattr(k, name)
-            ]
-            for k in keys[:index]
-        ]
-        reasons.append(" and ".join(min(differences, key=lambda d: len(d))) if differences else "")
+    """In words, what each group differs in from the nearest group before it."""
+
+    def differences(key: _Key, other: _Key) -> list[str]:
+        names = [name for name in key._fields if getattr(key, name) != getattr(other, name)]
+        return [name.replace("_", " ") for name in names]
+
+    reasons = [""]
+    for index, key in enumerate(keys[1:], 1):
+        nearest = min((differences(key, other) for other in keys[:index]), key=lambda d: len(d))
+        reasons.append(", ".join(nearest))
     return tuple(reasons)
 
 

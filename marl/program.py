@@ -14,7 +14,7 @@ from marl.envs.wrappers import with_statistics
 from marl.rollout import Carry, Episodes
 
 # a program that runs once is not worth optimising: half its compile time
-_RUNS_ONCE = {"xla_backend_optimization_level": 0}
+_RUNS_ONCE: dict[str, Any] = {"xla_backend_optimization_level": 0}
 
 
 class RunState(NamedTuple):

@@ -144,6 +144,7 @@ def team(
     ]
     teams = RewardTeams(*_reward_teams(reward_teams, agents), reward_pooling, death)
     spec = _spec(env, agents, resolved, teams, agent_ids, vectorise)
+    _check_critics(spec, resolved)
     hparams = tuple(agent.hparams for agent in resolved)
     return Team(_with_final_extras(env, spec), spec, hparams, source, request)
 
@@ -245,6 +246,19 @@ def _spec(
         agent_ids=agent_ids,
         vectorise=vectorise,
     )
+
+
+def _check_critics(spec: TeamSpec, resolved: Sequence[Resolved]) -> None:
+    """Raise UsageError where a critic scope was asked of a learner that has no critic."""
+    for group in lift(spec).groups:
+        agent = resolved[group.positions[0]]
+        if agent.critic != ("self",) and group.learner.value is None:
+            name = getattr(agent.algorithm, "__name__", type(agent.algorithm).__name__)
+            raise UsageError(
+                f"learner {name!r} of {spec.agents[group.positions[0]].name} has no critic, so "
+                f"critic = {', '.join(agent.critic)} does not apply to it; leave critic at 'self', "
+                "or use a learner with a critic, such as ppo"
+            )
 
 
 def _with_final_extras(env: Any, spec: TeamSpec) -> Any:
