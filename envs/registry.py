@@ -92,6 +92,13 @@ def _make_from_factory(id: str, kwargs: dict[str, Any]) -> Any:
             f"{id} returned a {type(env).__name__} without {', '.join(missing)}; an environment "
             "has the members of marl.envs.interface.Environment"
         )
+    try:
+        hash(env)
+    except TypeError:
+        raise UsageError(
+            f"{id} returned a {type(env).__name__} that does not hash; compiled programs are kept by "
+            "environment, so make it a value: @dataclass(frozen=True), with tuples for lists"
+        ) from None
     return by_name(env)
 
 

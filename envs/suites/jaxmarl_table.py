@@ -139,6 +139,7 @@ _STORM = Family(cut=_always, observe=_storm_observation, arrays=("payoff_matrix"
 
 FAMILIES = {
     "mpe": _MPE,
+    "mpe_preset": Family(cut=_always, observe=by_agent),
     "riddle": Family(cut=_riddle_cut, observe=by_agent),
     "smax": _SMAX,
     "smax_enemy": _SMAX._replace(success=_smax_success, inherits="SMAX"),
@@ -176,13 +177,13 @@ TABLE = {
     ),
     "MPE_simple_facmac_v1": Row("SimpleFacmacMPE", "mpe", "3 adversaries, 1 agent", "continuous"),
     "MPE_simple_facmac_3a_v1": Row(
-        "SimpleFacmacMPE3a", "mpe", "3 adversaries, 1 agent", "continuous"
+        "SimpleFacmacMPE3a", "mpe_preset", "3 adversaries, 1 agent", "continuous"
     ),
     "MPE_simple_facmac_6a_v1": Row(
-        "SimpleFacmacMPE6a", "mpe", "6 adversaries, 2 agents", "continuous"
+        "SimpleFacmacMPE6a", "mpe_preset", "6 adversaries, 2 agents", "continuous"
     ),
     "MPE_simple_facmac_9a_v1": Row(
-        "SimpleFacmacMPE9a", "mpe", "9 adversaries, 3 agents", "continuous"
+        "SimpleFacmacMPE9a", "mpe_preset", "9 adversaries, 3 agents", "continuous"
     ),
     "switch_riddle": Row("SwitchRiddle", "riddle", "3 agents", "cooperative; num_agents"),
     "SMAX": Row("SMAX", "smax", "5 allies, 5 enemies", "both teams; scenario=<name>"),

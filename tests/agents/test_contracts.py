@@ -137,7 +137,7 @@ def test_config_and_hparams_are_values(case):
     with pytest.raises(AttributeError):
         config.hidden_sizes = ()
     assert all(isinstance(value, float) for value in hparams)
-    for name, (low, high) in getattr(type(hparams), "bounds", {}).items():
+    for name, (low, high) in getattr(case.algorithm, "BOUNDS", {}).items():
         assert low <= getattr(hparams, name) <= high
 
 
@@ -201,9 +201,8 @@ def test_an_update_learns_and_repeats(bench):
     scope="module",
 )
 def test_jit_changes_nothing(bench):
-    state, metrics = bench.learner.update(
-        bench.keys[0], bench.states[0], bench.rollouts[0], bench.hparams[0]
-    )
+    rollout = jax.tree.map(jnp.asarray, bench.rollouts[0])
+    state, metrics = bench.learner.update(bench.keys[0], bench.states[0], rollout, bench.hparams[0])
     assert relative_difference(state, bench.updated[0][0]) <= 1e-5
     assert metrics.keys() == bench.metrics[0].keys()
     for name, value in metrics.items():

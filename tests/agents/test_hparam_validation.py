@@ -13,11 +13,8 @@ class Floats(NamedTuple):
     rate: Any = 0.1
     gamma: Any = 0.9
 
-    bounds = {"gamma": (0.0, 1.0)}
 
-
-class Unbounded(NamedTuple):
-    rate: Any = 0.0
+BOUNDS = {"gamma": (0.0, 1.0)}
 
 
 @pytest.mark.parametrize(
@@ -42,24 +39,30 @@ class Unbounded(NamedTuple):
             "change one of them so that every minibatch has the same size",
         ),
         (
-            lambda: hparams_in_range(Floats(gamma=1.5)),
+            lambda: hparams_in_range(Floats(gamma=1.5), BOUNDS),
             "gamma = 1.5 is out of range; give a number in [0.0, 1.0]",
         ),
         (
-            lambda: hparams_in_range(Floats(rate=-1)),
+            lambda: hparams_in_range(Floats(rate=-1), BOUNDS),
             "rate = -1 is out of range; give a number in [0.0, inf]",
         ),
         (
-            lambda: hparams_in_range(Floats(gamma=math.nan)),
+            lambda: hparams_in_range(Floats(gamma=math.nan), BOUNDS),
             "gamma = nan is out of range; give a number in [0.0, 1.0]",
         ),
         (
-            lambda: hparams_in_range(Unbounded(rate=-0.5)),
+            lambda: hparams_in_range(Floats(rate=-0.5), {}),
             "rate = -0.5 is out of range; give a number in [0.0, inf]",
         ),
-        (lambda: hparams_in_range(Floats(rate="1")), "rate = '1' is a str; give a number"),
-        (lambda: hparams_in_range(Floats(rate=None)), "rate = None is a NoneType; give a number"),
-        (lambda: hparams_in_range(Floats(rate=True)), "rate = True is a bool; give a number"),
+        (lambda: hparams_in_range(Floats(rate="1"), BOUNDS), "rate = '1' is a str; give a number"),
+        (
+            lambda: hparams_in_range(Floats(rate=None), BOUNDS),
+            "rate = None is a NoneType; give a number",
+        ),
+        (
+            lambda: hparams_in_range(Floats(rate=True), BOUNDS),
+            "rate = True is a bool; give a number",
+        ),
     ],
 )
 def test_refused_with_a_message(check, message):
@@ -72,5 +75,5 @@ def test_valid_values_pass():
     one_of("torso", "mlp", ("mlp", "simba"))
     at_least("num_epochs", 1, 1)
     divisible("steps", 12, "num_minibatches", 4)
-    hparams_in_range(Floats(rate=math.inf, gamma=1))
-    hparams_in_range(Unbounded(rate=0))
+    hparams_in_range(Floats(rate=math.inf, gamma=1), BOUNDS)
+    hparams_in_range(Floats(rate=0), {})

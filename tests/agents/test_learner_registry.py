@@ -15,7 +15,7 @@ def test_named_algorithms_have_what_a_team_takes(name):
     config, hparams = algorithm.Config(), algorithm.Hparams()
     assert hash(config) == hash(algorithm.Config())
     assert all(isinstance(value, float) for value in hparams)
-    hparams_in_range(hparams)
+    hparams_in_range(hparams, getattr(algorithm, "BOUNDS", {}))
     assert callable(algorithm.make)
 
 

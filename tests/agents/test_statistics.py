@@ -34,7 +34,7 @@ def test_merging_batches_equals_one_pass(x, weight):
         np.testing.assert_array_equal(merged.variance, 1.0)
         return
     count, mean, variance = one_pass(x, weight)
-    np.testing.assert_allclose(merged.count, count)
+    np.testing.assert_allclose(merged.total, count)
     np.testing.assert_allclose(merged.mean, mean, atol=1e-3)
     np.testing.assert_allclose(merged.variance, variance, rtol=1e-4, atol=1e-2)
 
@@ -53,7 +53,7 @@ def test_the_order_of_batches_does_not_matter(x, order):
 def test_the_first_merge_is_exact():
     # columns (1, 3) and (10, 10): means 2 and 10, variances 1 and 0; init's variance 1 is forgotten
     merged = merge(statistics.init((2,)), jnp.array([[1.0, 10.0], [3.0, 10.0]]), jnp.ones(2))
-    np.testing.assert_array_equal(merged.count, 2.0)
+    np.testing.assert_array_equal(merged.total, 2.0)
     np.testing.assert_array_equal(merged.mean, [2.0, 10.0])
     np.testing.assert_array_equal(merged.variance, [1.0, 0.0])
 

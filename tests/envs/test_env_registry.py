@@ -64,6 +64,11 @@ def make_single():
         reset = step = staticmethod(lambda *args: None)
     return Single()
 
+def make_unhashable():
+    env = make_single()
+    type(env).__hash__ = None
+    return env
+
 def make_half():
     class Half:
         agents = ("a",)
@@ -93,6 +98,7 @@ def test_anybodys_factory_is_called(factories):
         ("no_such_module:make_env", {}, "no module 'no_such_module'"),
         ("factories_under_test:make_envs", {}, "no 'make_envs': did you mean 'make_env'"),
         ("factories_under_test:not_callable", {}, "is a int; expected a function"),
+        ("factories_under_test:make_unhashable", {}, "does not hash.*frozen=True"),
         ("factories_under_test:make_env", {"agents": 2}, r"takes \(num_agents=1\)"),
         (
             "factories_under_test:make_half",

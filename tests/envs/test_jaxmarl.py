@@ -302,6 +302,7 @@ def test_coin_game_ends_with_the_outer_episode():
     [
         ("MPE_simple_tag_v3", {"max_step": 3}, "no argument 'max_step': did you mean 'max_steps'"),
         ("MPE_simple_tag_v3", {"num_agents": 3}, "no argument 'num_agents'.*num_adversaries"),
+        ("MPE_simple_facmac_3a_v1", {"max_steps": 3}, "'max_steps': .*choose from time_limit"),
         ("HeuristicEnemySMAX", {"scenario": "3n"}, "no scenario '3n': did you mean '3m'"),
         ("HeuristicEnemySMAX", {"scenario": 3}, "no scenario 3: .*2s3z"),
         ("HeuristicEnemySMAX", {"map_widht": 3}, "did you mean 'map_width'"),
