@@ -12,6 +12,10 @@ class UsageError(ValueError):
     """
 
 
+class NotFinite(RuntimeError):  # noqa: N818  (the name that users read)
+    """Training met a NaN or an infinity and stopped; the message says whose, what and when."""
+
+
 def nearest(name: str, choices: Iterable[str], limit: int = 8) -> str:
     """A clause that names the closest valid choices: `did you mean 'ippo'? choose from ...`."""
     known = [str(choice) for choice in choices]

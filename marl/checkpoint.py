@@ -26,7 +26,7 @@ from marl.envs.errors import UsageError
 
 FORMAT = 1
 ARRAYS, MANIFEST = "arrays.npz", "manifest.json"
-RESERVED = ("format", "step", "versions", "leaves", "sha256")
+RESERVED = ("format", "step", "versions", "leaves", "sha256", "manifest_sha256")
 _NAME = re.compile(r"step_(\d+)")
 
 
@@ -90,12 +90,12 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     """
     file = Path(path) / MANIFEST
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-        complete = isinstance(manifest, dict) and all(key in manifest for key in RESERVED)
+        text = file.read_text(encoding="utf-8")
+        manifest = json.loads(text)
     except (OSError, ValueError) as error:
         raise CorruptCheckpoint(f"checkpoint {path} has no readable manifest: {error}") from None
-    if not complete:
-        raise CorruptCheckpoint(f"checkpoint {path} has an incomplete manifest")
+    if not isinstance(manifest, dict) or _sealed(manifest) != text:
+        raise CorruptCheckpoint(f"checkpoint {path} has a damaged manifest: its checksum is wrong")
     if manifest["format"] != FORMAT:
         raise UsageError(
             f"checkpoint {path} has format {manifest['format']}; this version reads {FORMAT}"
@@ -145,9 +145,16 @@ def _write(temporary: Path, step: int, tree: Any, manifest: Mapping[str, Any]) -
         "sha256": _checksum(temporary / ARRAYS),
     }
     with open(temporary / MANIFEST, "w", encoding="utf-8") as file:
-        json.dump(contents, file, indent=1, allow_nan=False)
+        file.write(_sealed(contents))
         _force(file)
     _force_directory(temporary)
+
+
+def _sealed(contents: Mapping[str, Any]) -> str:
+    """The manifest's text, with a checksum of itself."""
+    unsealed = {key: value for key, value in contents.items() if key != "manifest_sha256"}
+    digest = hashlib.sha256(json.dumps(unsealed, allow_nan=False).encode()).hexdigest()
+    return json.dumps(unsealed | {"manifest_sha256": digest}, indent=1, allow_nan=False)
 
 
 def _put_in_place(temporary: Path, final: Path) -> None:

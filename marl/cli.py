@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
-from marl.envs.errors import UsageError
+from marl.envs.errors import NotFinite, UsageError
 
 SETTINGS = """
 key=value settings are those of a preset or YAML file, with dots between the levels:
@@ -24,7 +24,7 @@ key=value settings are those of a preset or YAML file, with dots between the lev
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code (0, 2: the input can be mended, 130: interrupted)."""
+    """Run one command; returns the exit code (0; 1: not finite; 2: bad input; 130: interrupted)."""
     given = _parser().parse_args(argv)
     command = COMMANDS[given.command]
     parser = argparse.ArgumentParser(
@@ -42,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"marl {given.command}: {error}", file=sys.stderr)
         return 2
+    except NotFinite as error:
+        print(f"marl {given.command}: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"marl {given.command}: interrupted", file=sys.stderr)
         return 130

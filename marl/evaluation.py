@@ -4,7 +4,7 @@ Counting the first n episodes to finish would favour short ones; here every envi
 the same number, however long they take. Returns are raw: unpooled, unscaled rewards.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -135,6 +135,15 @@ def _after_step(spec: _Spec, loop: _Loop, carry: Carry, step: rollout.Step) -> _
         step.ended,
     )
     return _Loop(carry, record, loop.finished + step.episode_over, loop.step + 1)
+
+
+def score(result: Mapping[str, Any]) -> float | None:
+    """One number for how good a team is: the mean of its agents' returns; None without episodes.
+
+    Where some agents gain what others lose it says nothing, and the last state is as good as any.
+    """
+    means = [entry["mean"] for entry in result["returns"].values()]
+    return None if None in means else float(np.mean(means))
 
 
 def _summary(team: TeamSpec, record: Ended, done: np.ndarray) -> dict[str, Any]:

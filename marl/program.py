@@ -11,7 +11,7 @@ from marl import rollout
 from marl.dispatch import TeamSpec, lift
 from marl.envs.vector import VectorEnv
 from marl.envs.wrappers import with_statistics
-from marl.rollout import Carry, Episodes
+from marl.rollout import Carry, Episodes, Faults
 
 # a program that runs once is not worth optimising: half its compile time
 _RUNS_ONCE: dict[str, Any] = {"xla_backend_optimization_level": 0}
@@ -32,6 +32,8 @@ class Metrics(NamedTuple):
 
     learner: Any  # per group, dicts of [S]
     episodes: Episodes
+    faults: Faults  # what was not finite in its rollout
+    finite: Any  # per group, [S] bool: whether the update was finite
 
 
 class ProgramSpec(NamedTuple):
@@ -44,6 +46,7 @@ class ProgramSpec(NamedTuple):
     reset_pool: int
     num_seeds: int
     max_updates: int  # most updates of one chunk
+    skip_nan: bool = False  # undo the updates of agents that were not finite
 
 
 class Timings(NamedTuple):
@@ -124,7 +127,7 @@ def train_step(spec: ProgramSpec, state: RunState) -> tuple[RunState, Metrics]:
     """One rollout and one update of the team, of one seed."""
     key_collect, key_update = jax.random.split(jax.random.fold_in(state.key, state.update))
     env_steps = state.update.astype(jnp.float32) * (spec.num_envs * spec.rollout_length)
-    carry, experience, episodes = rollout.collect(
+    carry, experience, episodes, faults = rollout.collect(
         spec.team,
         vector_env(spec),
         spec.rollout_length,
@@ -137,8 +140,34 @@ def train_step(spec: ProgramSpec, state: RunState) -> tuple[RunState, Metrics]:
     team, learner_metrics = lift(spec.team).learner.update(
         key_update, state.team, experience, state.hparams
     )
+    finite = tuple(
+        _finite_sets((new, metrics)) for new, metrics in zip(team, learner_metrics, strict=True)
+    )
+    if spec.skip_nan:
+        kept = zip(finite, team, state.team, strict=True)
+        team = tuple(_where_finite(sets, new, old) for sets, new, old in kept)
     state = state._replace(update=state.update + 1, team=team, carry=carry)
-    return state, Metrics(learner_metrics, episodes)
+    return state, Metrics(learner_metrics, episodes, faults, finite)
+
+
+def _finite_sets(tree: Any) -> jax.Array:
+    """[S] bool: whether everything of a sharing set in leaves [S, ...] is finite."""
+    checks = [
+        jnp.all(jnp.isfinite(x.reshape(x.shape[0], -1)), -1)
+        for x in jax.tree.leaves(tree)
+        if jnp.issubdtype(x.dtype, jnp.floating)
+    ]
+    num_sets = jax.tree.leaves(tree)[0].shape[0]
+    return jnp.all(jnp.stack(checks), 0) if checks else jnp.ones(num_sets, bool)
+
+
+def _where_finite(finite: jax.Array, new: Any, old: Any) -> Any:
+    """`new` [S, ...] of the sets that are finite, `old` of the others."""
+
+    def choose(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.where(finite.reshape(finite.shape + (1,) * (a.ndim - 1)), a, b)
+
+    return jax.tree.map(choose, new, old)
 
 
 def _step_seeds(spec: ProgramSpec, state: RunState) -> tuple[RunState, Metrics]:

@@ -29,7 +29,7 @@ def training_row(
     row: dict[str, Any] = {"env_steps": env_steps, **_episodes(team, metrics.episodes)}
     for group, group_metrics in zip(team.lifted.groups, metrics.learner, strict=True):
         for name, values in group_metrics.items():
-            mean = values.mean(0)  # [S] or [seeds, S]
+            mean = _finite_mean(values)  # [S] or [seeds, S]
             for index, members in enumerate(group.sets):
                 for position in members:
                     row[f"{name}/{team.agents[position]}"] = _plain(mean[..., index])
@@ -56,6 +56,13 @@ def _episodes(team: Team, episodes: Any) -> dict[str, Any]:
 def evaluation_row(results: Mapping[str, Any], env_steps: int) -> dict[str, Any]:
     """One evaluation as a row."""
     return {"env_steps": env_steps, **results}
+
+
+def _finite_mean(values: np.ndarray) -> np.ndarray:
+    """Mean over updates, without those that were not finite and were skipped; NaN without any."""
+    finite = np.isfinite(values)
+    total = np.where(finite, values, 0).sum(0)
+    return np.divide(total, finite.sum(0), out=np.full(total.shape, np.nan), where=finite.any(0))
 
 
 def _plain(x: Any) -> Any:

@@ -50,6 +50,13 @@ class Step(NamedTuple):
     ended: Any  # `Ended`, or () in a rollout
 
 
+class Faults(NamedTuple):
+    """The first step of a rollout in which something was not finite; T if nothing was not."""
+
+    observation: jax.Array  # [A] int32
+    reward: jax.Array  # [A] int32
+
+
 class Ended(NamedTuple):
     """Of each environment's running episode; counts where the step's `episode_over` is true."""
 
@@ -82,21 +89,22 @@ def collect(
     carry: Carry,
     hparams: Any,
     env_steps: jax.Array,
-) -> tuple[Carry, TeamRollout, Episodes]:
+) -> tuple[Carry, TeamRollout, Episodes, Faults]:
     """`length` steps of every environment, with statistics of the episodes that finished."""
     key_pool, key_steps = jax.random.split(key)
     memory = carry.memory
     carry = carry._replace(env=env.refresh(key_pool, carry.env))
     step = partial(_training_step, spec, env, state, hparams)
-    carry, (out, episodes) = jax.lax.scan(step, carry, jax.random.split(key_steps, length))
+    carry, (out, episodes, finite) = jax.lax.scan(step, carry, jax.random.split(key_steps, length))
     fields = {name: value for name, value in out._asdict().items() if name != "ended"}
     rollout = TeamRollout(memory=memory, env_steps=env_steps, **fields)
-    return carry, rollout, jax.tree.map(lambda x: jnp.sum(x, 0), episodes)
+    faults = jax.tree.map(lambda x: jnp.sum(jnp.cumprod(x.astype(jnp.int32), 0), 0), finite)
+    return carry, rollout, jax.tree.map(lambda x: jnp.sum(x, 0), episodes), faults
 
 
 def _training_step(
     spec: TeamSpec, env: VectorEnv, state: Any, hparams: Any, carry: Carry, key: jax.Array
-) -> tuple[Carry, tuple[Step, Episodes]]:
+) -> tuple[Carry, tuple[Step, Episodes, Faults]]:
     """Sums of the episodes that ended leave the scan, not their steps."""
     act = lift(spec).learner.act
     carry, step = act_and_step(spec, env, act, state, hparams, carry, key)
@@ -109,7 +117,18 @@ def _training_step(
     episodes = Episodes(
         finished=total(jnp.ones_like(over)), **jax.tree.map(total, step.ended)._asdict()
     )
-    return carry, (step._replace(ended=()), episodes)
+    return carry, (step._replace(ended=()), episodes, _finite(spec, step))
+
+
+def _finite(spec: TeamSpec, step: Step) -> Faults:
+    """Per agent, whether what it saw and got in this step is finite; bools in place of steps."""
+    seen: dict[int, jax.Array] = {}
+    for group, group_steps in zip(lift(spec).groups, step.steps, strict=True):
+        for position, obs in groups.unstack(group, group_steps.obs).items():
+            finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(obs)]
+            seen[position] = jnp.all(jnp.stack(finite))
+    reward = jnp.all(jnp.isfinite(step.reward) | ~step.active, -1)
+    return Faults(jnp.stack([seen[position] for position in sorted(seen)]), reward)
 
 
 def act_and_step(

@@ -1,29 +1,28 @@
 """A training run: its state, metrics and directory, and what can be done with it afterwards."""
 
 import json
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from marl import checkpoint, evaluation, experiment
+from marl import checkpoint, evaluation, experiment, health
 from marl import config as configuration
-from marl.envs.errors import UsageError
+from marl.background import Background
+from marl.envs.errors import NotFinite, UsageError
 from marl.logging import JsonLines, read_rows, strict
 from marl.policy import Policy
 from marl.program import Metrics, ProgramSpec, RunState, program
 from marl.report import evaluation_row, training_row
 from marl.specs import Team
 
-METRICS, EVALUATIONS, CONFIG, SUMMARY = (
-    "metrics.jsonl",
-    "evaluations.jsonl",
-    "config.yaml",
-    "summary.json",
-)
+METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
+CONFIG, SUMMARY, FAILURE, BEST = "config.yaml", "summary.json", "failure.json", "best"
 
 
 class Run:
@@ -48,6 +47,8 @@ class Run:
         self.interrupted = False
         self.path: Path | None = None
         self._files: dict[str, JsonLines] = {}
+        self._background = Background()
+        self._best: dict[int, float] = {}  # best score of an evaluation, per seed
 
     @property
     def updates(self) -> int:
@@ -118,10 +119,7 @@ class Run:
             self._files[METRICS].write(row)
         for row in self.evaluations:
             self._files[EVALUATIONS].write(row)
-        self.checkpoint()
-        self._write_summary()
-        assert self.path is not None
-        return self.path
+        return Path(self.finish(keep=1) or path)
 
     def attach(self, path: str | Path) -> None:
         """Make `path` the run directory: an empty or new one, in which the configuration is put."""
@@ -142,6 +140,8 @@ class Run:
         self._open(path, self.env_steps)
         self.metrics = read_rows(path / METRICS)
         self.evaluations = read_rows(path / EVALUATIONS)
+        for row in self.evaluations:
+            self._note_best(row)
 
     def restore(self, path: Path, report: Callable[[str], Any]) -> None:
         """Take the state of the newest whole checkpoint; hparams are those asked for now.
@@ -166,28 +166,65 @@ class Run:
         self._add(self.metrics, METRICS, training_row(self.team, pending, env_steps, seconds))
 
     def log_evaluation(self, episodes: int) -> None:
-        """Evaluate, and add the result as a row."""
+        """Evaluate, add the result as a row, and keep the best."""
         results = self.evaluate(episodes, seed=self.seed)
+        self._keep_best(results)
         self._add(self.evaluations, EVALUATIONS, evaluation_row(results, self.env_steps))
 
-    def checkpoint(self, keep: int = 3) -> Path | None:
-        """Write a checkpoint to the run directory, if there is one."""
+    def checkpoint(self, keep: int = 3) -> None:
+        """Write a checkpoint to the run directory, if there is one, beside training."""
         if self.path is None:
-            return None
-        manifest = {
+            return
+        directory = self.path / "checkpoints"
+        copy = jax.tree.map(jnp.copy, self.state)  # the next chunk takes the state's memory
+        step, manifest = self.env_steps, self._manifest()
+        self._background.submit(checkpoint.save, directory, step, copy, manifest, keep)
+
+    def finish(self, keep: int) -> Path | None:
+        """The last checkpoint and the summary, on the disk."""
+        self.checkpoint(keep)
+        self._background.close()
+        if self.path is not None:
+            self._write_json(SUMMARY, self._summary())
+        return self.path
+
+    def fail(self, fault: health.Fault) -> NoReturn:
+        """Leave evidence of what was not finite, and raise it. Checkpoints stay as they are."""
+        self._background.close()
+        replay = "the same configuration and seed"
+        if self.path is not None:
+            if checkpoint.latest(self.path / "checkpoints") is not None:
+                replay = f"marl train --resume {self.path}"
+            self._write_json(FAILURE, health.as_json(fault, replay))
+        raise NotFinite(health.advice(fault, replay))
+
+    def _manifest(self) -> dict[str, Any]:
+        return {
             "agents": list(self.team.agents),
             "num_seeds": self.spec.num_seeds,
             "horizon": self.horizon,
         }
-        directory = self.path / "checkpoints"
-        return checkpoint.save(directory, self.env_steps, self.state, manifest, keep)
 
-    def finish(self, keep: int) -> Path | None:
-        """The last checkpoint and the summary."""
-        self.checkpoint(keep)
-        if self.path is not None:
-            self._write_summary()
-        return self.path
+    def _note_best(self, results: Mapping[str, Any]) -> list[int]:
+        """Seeds (by index) whose evaluation is their best so far."""
+        by_seed = results["stochastic"]
+        better = []
+        for index, result in enumerate([by_seed] if self.spec.num_seeds == 1 else by_seed):
+            score = evaluation.score(result)
+            if score is not None and score > self._best.get(index, -math.inf):
+                self._best[index] = score
+                better.append(index)
+        return better
+
+    def _keep_best(self, results: Mapping[str, Any]) -> None:
+        """Put apart the state of each seed whose evaluation is its best so far."""
+        for index in self._note_best(results):
+            if self.path is not None:
+                copy = jax.tree.map(jnp.copy, self.seed_state(index))
+                manifest = self._manifest() | {"score": self._best[index]}
+                directory = self.path / BEST / f"seed_{index}"
+                step = self.env_steps
+                self._background.submit(checkpoint.save, directory, step, copy, manifest, 1)
 
     def _add(self, rows: list[dict[str, Any]], file: str, row: dict[str, Any]) -> None:
         rows.append(row)
@@ -198,19 +235,22 @@ class Run:
         self.path = path
         self._files = {name: JsonLines(path / name, resume_at) for name in (METRICS, EVALUATIONS)}
 
-    def _write_summary(self) -> None:
-        assert self.path is not None
-        summary = {
+    def _summary(self) -> dict[str, Any]:
+        return {
             "env_steps": self.env_steps,
             "updates": self.updates,
             "interrupted": self.interrupted,
             "agents": list(self.team.agents),
+            "best": {f"seed_{index}": score for index, score in sorted(self._best.items())},
             "metrics": self.metrics[-1] if self.metrics else None,
             "evaluation": self.evaluations[-1] if self.evaluations else None,
         }
-        temporary = self.path / f".{SUMMARY}.tmp"
-        temporary.write_text(json.dumps(strict(summary), indent=2) + "\n", encoding="utf-8")
-        temporary.replace(self.path / SUMMARY)
+
+    def _write_json(self, name: str, values: Mapping[str, Any]) -> None:
+        assert self.path is not None
+        temporary = self.path / f".{name}.tmp"
+        temporary.write_text(json.dumps(strict(values), indent=2) + "\n", encoding="utf-8")
+        temporary.replace(self.path / name)
 
 
 def load(path: str | Path, env: Any = None, team: Team | None = None) -> Run:
@@ -236,6 +276,7 @@ def load(path: str | Path, env: Any = None, team: Team | None = None) -> Run:
         training.reset_pool,
         training.num_seeds,
         training.log_interval,
+        training.on_nan == "skip",
     )
     run = Run(team, spec, training.seed, configuration.to_dict(recorded))
     keys = jax.random.split(jax.random.key(0), training.num_seeds)

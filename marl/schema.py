@@ -43,6 +43,7 @@ class TrainingConfig:
     num_seeds: int = 1
     reset_pool: int = 0
     log_interval: int = 10
+    on_nan: str = "stop"
 
 
 @dataclass

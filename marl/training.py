@@ -15,12 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl import experiment, logging, xla
+from marl import experiment, health, logging, xla
+from marl.agents.validation import one_of
 from marl.envs.errors import UsageError
 from marl.program import Metrics, Program, ProgramSpec, program
 from marl.record import record
 from marl.run import Run
 from marl.specs import Team, same_environment
+from marl.watchdog import Watchdog
 
 
 class Schedule(NamedTuple):
@@ -55,6 +57,7 @@ def train(
     out: Any = None,
     config: Mapping[str, Any] | None = None,
     progress: bool = True,
+    on_nan: str = "stop",
     resume: Any = None,
 ) -> Run:
     """Train a team.
@@ -77,6 +80,9 @@ def train(
       out: run directory; None keeps everything in memory until `run.save`.
       config: the resolved configuration to record in the run directory.
       progress: show it.
+      on_nan: what a non-finite observation, reward, loss or parameter does: "stop" ends the run
+        at the chunk's end, with the agent, quantity and step in the message; "skip" undoes the
+        update of the agents it reached, and goes on.
       resume: directory of a run to go on with; it is written to as well.
 
     Returns:
@@ -84,6 +90,7 @@ def train(
 
     Raises:
       UsageError: what was asked for does not fit together; nothing was written.
+      NotFinite: with `on_nan="stop"`.
     """
     xla.prepare()
     if not same_environment(env, team):
@@ -103,8 +110,16 @@ def train(
             f"total_steps = {total_steps:,.0f} is {total_steps / steps:.1f} updates of {steps:,} "
             f"steps; training {total:,} updates = {total * steps:,} steps"
         )
+    one_of("on_nan", on_nan, ("stop", "skip"))
     spec = ProgramSpec(
-        team.env, team.spec, num_envs, rollout_length, reset_pool, num_seeds, log_interval
+        team.env,
+        team.spec,
+        num_envs,
+        rollout_length,
+        reset_pool,
+        num_seeds,
+        log_interval,
+        on_nan == "skip",
     )
     if config is None:
         config = record(
@@ -115,6 +130,7 @@ def train(
                 **sizes,
                 "reset_pool": reset_pool,
                 "log_interval": log_interval,
+                "on_nan": on_nan,
                 "eval_interval": eval_interval,
                 "eval_episodes": eval_episodes,
                 "checkpoint_interval": checkpoint_interval,
@@ -187,11 +203,14 @@ def _loop(
     shown.start(every.total * steps, done * steps)
     pending: list[Metrics] = []
     started = time.monotonic()
+    dog = Watchdog(shown.message)
     with stop_on_signal() as stop:
         while done < every.total and not stop.is_set():
             num = every.next_stop(done) - done
-            run.state, metrics = compiled.chunk(run.state, num)
-            pending.append(jax.tree.map(lambda x, n=num: np.asarray(x[:n]), metrics))
+            with dog.watching(f"a chunk of {num} updates"):
+                run.state, metrics = compiled.chunk(run.state, num)
+                pending.append(jax.tree.map(lambda x, n=num: np.asarray(x[:n]), metrics))
+            _check_health(run, pending[-1], done, shown)
             done += num
             if done % every.log == 0 or done == every.total:
                 run.log(pending, done * steps, time.monotonic() - started)
@@ -208,6 +227,18 @@ def _loop(
     saved = run.finish(keep)
     if saved is not None:
         shown.message(f"{'stopped early; ' * run.interrupted}saved to {saved}")
+
+
+def _check_health(run: Run, metrics: Metrics, first_update: int, shown: Any) -> None:
+    """Stop, or say what was skipped, where a chunk was not finite."""
+    fault = health.find(run.team, run.spec, metrics, first_update)
+    if fault is None:
+        return
+    if not run.spec.skip_nan:
+        shown.close()
+        run.fail(fault)
+    skipped = sum(int((~finite).sum()) for finite in metrics.finite)
+    shown.message(f"{fault}; {skipped} updates of agents were undone in this chunk")
 
 
 def _evaluate(run: Run, episodes: int, shown: Any) -> None:
