@@ -13,7 +13,8 @@ def algorithm(name: str) -> Any:
     """The algorithm of that name, or the user's module `my_learner` or `my_package.my_learner`."""
     if name in ALGORITHMS:
         return importlib.import_module(ALGORITHMS[name])
-    if "." in name or importlib.util.find_spec(name) is not None:
+    importable = all(word.isidentifier() for word in name.split("."))  # not "", nor a path
+    if importable and ("." in name or importlib.util.find_spec(name) is not None):
         return _module(name)
     raise UsageError(f"learner {name!r} is not known; {nearest(name, ALGORITHMS)}")
 

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -103,11 +103,12 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     return manifest
 
 
-def restore(path: str | Path, like: Any) -> Any:
+def restore(path: str | Path, like: Any, part: Sequence[str] | None = None) -> Any:
     """The tree that was saved, in the structure of `like`.
 
     Args:
       like: a tree of the same structure, shapes and dtypes; `jax.eval_shape` gives one for free.
+      part: fields of `like`, a NamedTuple, to restore; the others stay as they are. None: all.
 
     Returns:
       JAX arrays and typed keys; NumPy arrays and Python numbers where `like` has them.
@@ -118,15 +119,22 @@ def restore(path: str | Path, like: Any) -> Any:
     """
     manifest = _verify(Path(path))
     leaves, structure = _named_leaves(like)
-    expected = {name: _describe(leaf) for name, leaf in leaves.items()}
     saved = {entry["name"]: entry for entry in manifest["leaves"]}
+    if part is not None:
+        wanted = tuple(f".{field}" for field in part)
+        saved = {name: entry for name, entry in saved.items() if _field(name) in wanted}
+    others = {name for name in leaves if part is not None and _field(name) not in wanted}
+    expected = {name: _describe(leaf) for name, leaf in leaves.items() if name not in others}
     differences = _differences(saved, expected)
     if differences:
         shown = "\n  ".join(differences[:6])
         more = f"\n  and {len(differences) - 6} more" if len(differences) > 6 else ""
         raise UsageError(f"checkpoint {path} is of another structure:\n  {shown}{more}")
     with np.load(Path(path) / ARRAYS, allow_pickle=False) as arrays:
-        restored = [_unpack(arrays[_member(name)], saved[name], leaves[name]) for name in leaves]
+        restored = [
+            leaf if name in others else _unpack(arrays[_member(name)], saved[name], leaf)
+            for name, leaf in leaves.items()
+        ]
     return jax.tree.unflatten(structure, restored)
 
 
@@ -232,6 +240,11 @@ def _named_leaves(tree: Any) -> tuple[dict[str, Any], Any]:
     if len(leaves) != len(paths):
         raise ValueError("two leaves of the tree have the same key path; name them apart")
     return leaves, structure
+
+
+def _field(name: str) -> str:
+    """The first entry of a key path: `.team` of `.team[0].actor`."""
+    return re.match(r"[.\[]?[^.\[]*", name)[0]  # type: ignore[index]
 
 
 def _member(name: str) -> str:

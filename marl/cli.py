@@ -176,6 +176,13 @@ def _describe(options: argparse.Namespace) -> int:
 
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="run directory")
+    parser.add_argument(
+        "settings",
+        nargs="*",
+        metavar="env=...",
+        help="play in another environment with the same agents and spaces, or other env.kwargs",
+    )
+    parser.add_argument("--best", action="store_true", help="the best weights, not the last")
     parser.add_argument("--episodes", type=_positive, default=100, metavar="N", help="of each kind")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the episodes")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, no more")
@@ -189,12 +196,12 @@ def _positive(text: str) -> int:
 
 
 def _eval(options: argparse.Namespace) -> int:
-    import marl
+    from marl import experiment
     from marl.logging import strict
 
     with contextlib.redirect_stdout(sys.stderr):  # stdout is for the result alone
-        run = marl.load(options.run)
-        results = run.evaluate(episodes=options.episodes, seed=options.seed)
+        run = experiment.load(options.run, options.settings)
+        results = run.evaluate(options.episodes, options.seed, best=options.best)
     if options.json:
         print(json.dumps(strict(results), allow_nan=False))
     else:

@@ -23,6 +23,23 @@ def build(config: Config, env: Any = None) -> tuple[Any, Any]:
     return env, marl.team(env, learner.pop("name"), **options, **learner)
 
 
+def program_spec(team: Any, config: Config) -> Any:
+    """What the compiled program of a recorded run depends on."""
+    from marl.program import ProgramSpec
+
+    training = config.training
+    return ProgramSpec(
+        team.env,
+        team.spec,
+        training.num_envs,
+        training.rollout_length,
+        training.reset_pool,
+        training.num_seeds,
+        training.log_interval,
+        training.on_nan == "skip",
+    )
+
+
 def training_arguments(config: Config) -> dict[str, Any]:
     """What `marl.train` takes beside the environment and the team."""
     return vars(config.training) | {
@@ -83,6 +100,22 @@ def resume(directory: str | Path, settings: Iterable[str] = (), progress: bool =
     if changed:
         _write(file, configuration.to_yaml(config))
     return marl.train(env, team, out=directory, resume=directory, progress=progress, **arguments)
+
+
+def load(directory: str | Path, settings: Iterable[str] = ()) -> Any:
+    """The run in `directory`, in another environment where `settings` (`env=...`) say so."""
+    import marl
+
+    settings = list(settings)
+    if not settings:
+        return marl.load(directory)
+    file = run_directory(directory) / CONFIG_FILE
+    before, config = configuration.load(file), configuration.load(file, settings)
+    changed = _differences(configuration.to_dict(before), configuration.to_dict(config))
+    fixed = [key for key in changed if not key.startswith("env.")]
+    if fixed:
+        raise UsageError(f"{', '.join(fixed)} cannot change in an evaluation; what can is env")
+    return marl.load(directory, env=marl.make(config.env.id, **config.env.kwargs))
 
 
 def _check_unfinished(directory: Path, total_steps: int) -> None:

@@ -4,7 +4,7 @@ A key is `quantity` or `quantity/agent`. Values are numbers; lists with one entr
 run has several. What has no value (no episode finished) is left out, never 0.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,18 +14,15 @@ from marl.program import Metrics
 from marl.specs import Team
 
 
-def training_row(
-    team: Team, pending: Sequence[Metrics], env_steps: int, seconds: float
-) -> dict[str, Any]:
+def training_row(team: Team, metrics: Metrics, env_steps: int, seconds: float) -> dict[str, Any]:
     """One row over several updates.
 
     Args:
       team: whose metrics these are.
-      pending: metrics [updates, ...] of chunks, or [updates, seeds, ...].
+      metrics: [updates, ...], or [updates, seeds, ...].
       env_steps: environment steps done so far.
       seconds: of wall time since training started.
     """
-    metrics = jax.tree.map(lambda *xs: np.concatenate(xs), *pending)
     row: dict[str, Any] = {"env_steps": env_steps, **_episodes(team, metrics.episodes)}
     for group, group_metrics in zip(team.lifted.groups, metrics.learner, strict=True):
         for name, values in group_metrics.items():

@@ -26,17 +26,29 @@ from marl.watchdog import Watchdog
 
 
 class Schedule(NamedTuple):
-    """When the host does something, in updates; 0 means only at the end."""
+    """When the host does something, in updates; 0 means only at the end.
+
+    Everything happens where a row of metrics ends: a run that goes on from a checkpoint then writes
+    the rows that it would have written.
+    """
 
     log: int
     evaluate: int
     checkpoint: int
     total: int
 
+    @classmethod
+    def of(cls, log: int, evaluate: int, checkpoint: int, total: int) -> "Schedule":
+        """Intervals rounded up to whole rows."""
+        return cls(log, -(-evaluate // log) * log, -(-checkpoint // log) * log, total)
+
     def next_stop(self, done: int) -> int:
         """The first update after `done` at which the host has something to do."""
-        stops = [done - done % every + every for every in self[:3] if every]
-        return min([*stops, self.total])
+        return min(done - done % self.log + self.log, self.total)
+
+    def due(self, every: int, done: int) -> bool:
+        """Whether it is time for something that the end does anyway."""
+        return bool(every) and done % every == 0 and done < self.total
 
 
 def train(
@@ -74,7 +86,7 @@ def train(
       reset_pool: start episodes from one of so many resets drawn per rollout; 0 draws each anew.
       log_interval: updates per row of metrics.
       eval_interval, eval_episodes: environment steps between evaluations (0: one at the end), and
-        their episodes.
+        their episodes. Intervals are rounded up to whole rows of metrics.
       checkpoint_interval, keep_checkpoints: environment steps between checkpoints (0: one at the
         end), and how many are kept.
       out: run directory; None keeps everything in memory until `run.save`.
@@ -143,11 +155,8 @@ def train(
     _start(run, program(spec), total * steps, resume, shown)
     if out is not None and resume is None:
         run.attach(out)  # after compiling: a run stopped before that leaves nothing behind
-    every = Schedule(
-        log=log_interval,
-        evaluate=-(-eval_interval // steps),
-        checkpoint=-(-checkpoint_interval // steps),
-        total=total,
+    every = Schedule.of(
+        log_interval, -(-eval_interval // steps), -(-checkpoint_interval // steps), total
     )
     _loop(run, program(spec), every, eval_episodes, keep_checkpoints, shown)
     return run
@@ -174,7 +183,7 @@ def _start(run: Run, compiled: Program, total_steps: int, resume: Any, shown: An
     state = compiled.init(keys, hparams)
     run.horizon, run.state = total_steps, state
     if resume is not None:
-        run.reattach(resume, shown.message)
+        run.resume(resume, shown.message)
     run.state = run.state._replace(hparams=_with_horizon(state.hparams, run.horizon))
 
 
@@ -201,7 +210,6 @@ def _loop(
     steps = run.spec.num_envs * run.spec.rollout_length
     done = run.updates
     shown.start(every.total * steps, done * steps)
-    pending: list[Metrics] = []
     started = time.monotonic()
     dog = Watchdog(shown.message)
     with stop_on_signal() as stop:
@@ -209,16 +217,14 @@ def _loop(
             num = every.next_stop(done) - done
             with dog.watching(f"a chunk of {num} updates"):
                 run.state, metrics = compiled.chunk(run.state, num)
-                pending.append(jax.tree.map(lambda x, n=num: np.asarray(x[:n]), metrics))
-            _check_health(run, pending[-1], done, shown)
+                metrics = jax.tree.map(lambda x, n=num: np.asarray(x[:n]), metrics)
+            _check_health(run, metrics, done, shown)
             done += num
-            if done % every.log == 0 or done == every.total:
-                run.log(pending, done * steps, time.monotonic() - started)
-                pending = []
-            shown.update(done * steps, run.metrics[-1] if run.metrics else None)
-            if every.evaluate and done % every.evaluate == 0 and done < every.total:
+            run.log(metrics, done * steps, time.monotonic() - started)
+            shown.update(done * steps, run.metrics[-1])
+            if every.due(every.evaluate, done):
                 _evaluate(run, episodes, shown)
-            if every.checkpoint and done % every.checkpoint == 0 and done < every.total:
+            if every.due(every.checkpoint, done):
                 run.checkpoint(keep)
     run.interrupted = done < every.total
     if not run.interrupted:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from team_cases import (
     SMALL,
+    SMOOTH,
     Renamed,
     Spy,
     agent_states,
@@ -35,6 +36,7 @@ from marl.envs.games import Roster
 from marl.envs.interface import AutoReset
 from marl.envs.vector import VectorEnv
 from marl.envs.wrappers import with_statistics
+from marl.report import training_row
 from marl.training import seed_keys
 
 TOLERANCE = 1e-5
@@ -50,7 +52,8 @@ def outcome(team, **sizes):
     start = first_state(team, trainer)
     found = {"keys": jnp.copy(start.key), "initial": agent_states(team, start.team)}
     state, metrics = trainer.chunk(start, 1)
-    found["actions"] = by_agent(team, jax.tree.map(lambda x: x[:1], metrics.learner), "action")
+    found["metrics"] = jax.tree.map(lambda x: np.asarray(x[:1]), metrics)
+    found["actions"] = by_agent(team, found["metrics"].learner, "action")
     found["after 1"] = agent_states(team, jax.tree.map(jnp.copy, state.team))
     state, _ = trainer.chunk(state, 4)
     found["after 5"] = agent_states(team, state.team)
@@ -75,74 +78,75 @@ def tag():
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"critic": "self"}, {"critic": "all"}, {"sharing": "group", "critic": "all"}],
-    ids=["self", "all", "sharing"],
+    ("critic", "sharing"),
+    [
+        ("all", "none"),
+        ("self", "group"),
+        pytest.param("self", "none", marks=pytest.mark.slow),
+        pytest.param("all", "group", marks=pytest.mark.slow),
+    ],
 )
-def test_vmapped_groups_equal_the_same_team_as_a_loop(tag, options):
+def test_vmapped_groups_equal_the_same_team_as_a_loop(tag, critic, sharing):
+    options = SMOOTH | {"critic": critic, "sharing": sharing}
     vmapped, looped = (
         small_team(tag, Spy(report_action), vectorise=vectorise, **options)
         for vectorise in (True, False)
     )
     assert len(vmapped.lifted.groups) == 2  # three adversaries, one agent
-    assert len(looped.lifted.groups) == (2 if "sharing" in options else 4)
+    assert len(looped.lifted.groups) == (2 if sharing == "group" else 4)
     assert_equal(outcome(vmapped), outcome(looped))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("critic", ["self", "all"])
 def test_renaming_agents_of_a_mixed_environment_changes_nothing(tag, critic):
     """Declared z_first .. a_last: JAX sorts these names the other way round."""
     names = ("z_first", "m_second", "k_third", "a_last")
     renamed = AutoReset(Renamed(tag.env, names))
-    spy = Spy(report_action)
-    one, other = (outcome(small_team(env, spy, critic=critic)) for env in (tag, renamed))
+    options = SMOOTH | {"critic": critic}
+    one, other = (outcome(small_team(env, Spy(report_action), **options)) for env in (tag, renamed))
     assert_equal(one, other, roles=dict(zip(tag.agents, names, strict=True)))
 
 
 TWELVE = tuple(f"a{i}" for i in range(12))  # a10 sorts before a2
+COUNTDOWN = tuple(f"agent_{99 - i}" for i in range(12))  # sorted, they stand the other way round
 
 
 @pytest.fixture(scope="module")
 def twelve():
-    """Outcomes of a dozen alike agents, by their names."""
-    sizes = {"num_envs": 2, "rollout_length": 4}
-    spy = Spy(report_action)
-    return {
-        names: outcome(small_team(AutoReset(Roster(names, by_action=True)), spy), **sizes)
-        for names in (TWELVE, tuple(f"agent_{99 - i}" for i in range(12)))
+    """Team and outcome of a dozen alike agents, by their names. Agent i sees i, and may get i."""
+
+    def report(learner, state, experience, hparams):
+        reward = experience.reward[..., None]
+        return {"action": experience.action, "obs": experience.obs, "reward": reward}
+
+    spy, sizes = Spy(report), {"num_envs": 2, "rollout_length": 4}
+    teams = {
+        names: small_team(AutoReset(Roster(names, by_action=True)), spy, **SMOOTH)
+        for names in (TWELVE, COUNTDOWN)
     }
+    return {names: (team, outcome(team, **sizes)) for names, team in teams.items()}
 
 
 def test_renaming_a_dozen_agents_changes_nothing(twelve):
-    (names, one), (other_names, other) = twelve.items()
-    assert sorted(names) != list(names) and sorted(other_names) == list(reversed(other_names))
-    assert_equal(one, other, roles=dict(zip(names, other_names, strict=True)))
+    assert sorted(TWELVE) != list(TWELVE) and sorted(COUNTDOWN) == list(reversed(COUNTDOWN))
+    roles = dict(zip(TWELVE, COUNTDOWN, strict=True))
+    assert_equal(twelve[TWELVE][1], twelve[COUNTDOWN][1], roles)
 
 
-def test_agents_beyond_ten_keep_their_data():
-    """Agent i of the roster sees i and gets i; so do its learner and its row of metrics."""
-
-    def report(learner, state, experience, hparams):
-        return {"obs": experience.obs, "reward": experience.reward[..., None]}
-
-    env = AutoReset(Roster(TWELVE))
-    team = small_team(env, Spy(report))
-    _, metrics = trained(team, compiled(team, num_envs=2, rollout_length=4), 1)
-    for name in ("obs", "reward"):
-        for i, values in enumerate(by_agent(team, metrics.learner, name).values()):
-            assert np.all(values == i)
-    run = marl.train(
-        env,
-        small_team(env),
-        total_steps=8,
-        num_envs=2,
-        rollout_length=4,
-        eval_episodes=2,
-        progress=False,
-    )
-    for i, agent in enumerate(TWELVE):
-        assert run.metrics[0][f"return/{agent}"] == i
-        assert run.evaluations[0]["stochastic"]["returns"][agent]["mean"] == i
+@pytest.mark.parametrize("names", [TWELVE, COUNTDOWN], ids=["a0..a11", "agent_99..agent_88"])
+def test_agents_beyond_ten_keep_their_data(twelve, names):
+    """What reaches agent i's learner, and its row of metrics, is agent i's."""
+    team, found = twelve[names]
+    metrics = found["metrics"]
+    obs, reward = (by_agent(team, metrics.learner, name) for name in ("obs", "reward"))
+    row = training_row(team, [metrics], env_steps=8, seconds=0.0)
+    for i, agent in enumerate(names):
+        assert np.all(obs[agent] == i)
+        paid = np.where(found["actions"][agent] == 1, i, 0)
+        np.testing.assert_array_equal(reward[agent][..., 0], paid)
+        assert row[f"return/{agent}"] == pytest.approx(paid.mean())
+    assert len({row[f"return/{agent}"] for agent in names}) > 6
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +154,7 @@ def four():
     """Four alike agents, whose rewards are pooled in pairs of neighbours: (0, 1) and (2, 3)."""
     env = AutoReset(Roster(("d", "a", "c", "b"), by_action=True))
     team = small_team(env, overrides={"a": {"learning_rate": 1e-2}, "c": {"gamma": 0.5}})
-    state, experience = play(team, num_envs=3)
+    state, experience = play(team, num_envs=4)
     return team, updater(team), state, experience
 
 

@@ -52,7 +52,7 @@ CASES = {
         ppo.Config(
             num_epochs=2,
             num_minibatches=3,
-            hidden_sizes=(8, 8),
+            hidden_sizes=(8,),
             critic_hidden_sizes=(6,),
             activation="relu",
             torso="simba",
@@ -68,7 +68,7 @@ CASES = {
         ppo,
         ppo.Config(num_epochs=1, num_minibatches=2, hidden_sizes=(8,), **_NORMALISED),
         observation_space={
-            "image": Box((4, 5, 2), 0, 255, "uint8"),
+            "image": Box((3, 4, 2), 0, 255, "uint8"),
             "kind": Discrete(3),
             "speed": Box((2,)),
         },

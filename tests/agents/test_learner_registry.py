@@ -31,7 +31,8 @@ def test_a_dotted_name_is_a_module():
         ("no_such_package.learner", "no module 'no_such_package'"),
         ("marl.agents.no_such", "no module 'marl.agents.no_such'"),
         ("marl.agents.ppo.deeper", "no module 'marl.agents.ppo.deeper'"),
-        ("my/learner.py", "no module 'my/learner'"),
+        ("my/learner.py", "learner 'my/learner.py' is not known"),
+        ("./learner.py", "learner './learner.py' is not known"),
     ],
 )
 def test_an_unknown_name_is_refused(name, message):
@@ -45,10 +46,12 @@ def test_ones_own_module_is_found_and_its_own_mistakes_stay_visible(tmp_path, mo
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "good.py").write_text("VALUE = 3\n")
+    (tmp_path / "learner_of_a_user.py").write_text("VALUE = 4\n")
     (package / "bad.py").write_text("import no_such_dependency\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert registry.algorithm("package_of_a_user.good").VALUE == 3
+    assert registry.algorithm("learner_of_a_user").VALUE == 4
     with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
         registry.algorithm("package_of_a_user.bad")
-    for name in [name for name in sys.modules if name.startswith("package_of_a_user")]:
+    for name in [name for name in sys.modules if "_of_a_user" in name]:
         monkeypatch.delitem(sys.modules, name)
