@@ -96,8 +96,8 @@ def _make_from_factory(id: str, kwargs: dict[str, Any]) -> Any:
         hash(env)
     except TypeError:
         raise UsageError(
-            f"{id} returned a {type(env).__name__} that does not hash; compiled programs are kept by "
-            "environment, so make it a value: @dataclass(frozen=True), with tuples for lists"
+            f"{id} returned a {type(env).__name__} that does not hash; compiled programs are kept "
+            "by environment, so make it a value: @dataclass(frozen=True), with tuples for lists"
         ) from None
     return by_name(env)
 

@@ -209,6 +209,21 @@ def _eval(options: argparse.Namespace) -> int:
     return 0
 
 
+def _export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="run directory")
+    parser.add_argument("--out", metavar="DIR", required=True, help="a new folder")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="which of the run's seeds")
+    parser.add_argument("--best", action="store_true", help="the best weights, not the last")
+
+
+def _export(options: argparse.Namespace) -> int:
+    from marl import experiment, export
+
+    out = export.export(experiment.load(options.run), options.out, options.seed, options.best)
+    print(f"wrote {', '.join(sorted(path.name for path in out.iterdir()))} to {out}")
+    return 0
+
+
 def _lines(results: Mapping[str, Any], indent: str = "") -> list[str]:
     """Nested results, a line each; a list has one entry per seed."""
     lines = []
@@ -263,6 +278,9 @@ def _no_arguments(parser: argparse.ArgumentParser) -> None:
 COMMANDS = {
     "train": Command("train a team, or go on with a run", _train_arguments, _train, SETTINGS),
     "eval": Command("play episodes with a trained team", _eval_arguments, _eval),
+    "export": Command(
+        "write a trained team for programs without this library", _export_arguments, _export
+    ),
     "describe": Command(
         "show groups, critics and parameters before anything compiles",
         _source_arguments,

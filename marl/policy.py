@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from marl.agents.learner import ActInput
 from marl.dispatch import TeamSpec, lift
 from marl.envs.errors import UsageError
+from marl.rollout import visible
 
 
 class Policy(NamedTuple):
@@ -69,18 +70,29 @@ def _has_masks(env: Any) -> bool:
 
 @lru_cache(maxsize=32)
 def _act(spec: TeamSpec, mode: str) -> Any:
-    return jax.jit(partial(_act_once, spec, mode))
+    return jax.jit(partial(act_once, spec, mode))
 
 
-def _act_once(spec: TeamSpec, mode: str, key, state, hparams, obs, memory, mask, active):
-    from marl.rollout import visible
-
-    batched_obs, batched_mask = jax.tree.map(lambda x: jnp.asarray(x)[None], (obs, mask))
+def act_once(
+    spec: TeamSpec,
+    mode: str,
+    key: jax.Array,
+    state: Any,
+    hparams: Any,
+    obs: Any,
+    memory: Any,
+    action_mask: Any,
+    active: Any,
+) -> tuple[Any, Any]:
+    """What `Policy` does, as a function of arrays."""
+    batched_obs, batched_mask = jax.tree.map(lambda x: jnp.asarray(x)[None], (obs, action_mask))
     everyone = {agent.name: True for agent in spec.agents} if active is None else active
     acting = jnp.stack([jnp.asarray(everyone[agent.name])[None] for agent in spec.agents])
     inputs = ActInput(
         obs=visible(spec, batched_obs, acting),
-        action_mask=None if mask is None else [batched_mask[agent.name] for agent in spec.agents],
+        action_mask=None
+        if action_mask is None
+        else [batched_mask[agent.name] for agent in spec.agents],
         memory=memory,
         reset=jnp.zeros((1,), bool),
     )
