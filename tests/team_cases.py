@@ -36,16 +36,22 @@ class Spy:
 
     Args:
       report: (learner, state, experience, hparams) -> more metrics, of the state before `update`.
+      learns: False leaves out the update, so that there is little to compile.
       algorithm: with Config, Hparams and make.
     """
 
-    def __init__(self, report: Callable[..., dict[str, Any]] | None = None, algorithm: Any = ppo):
+    def __init__(
+        self,
+        report: Callable[..., dict[str, Any]] | None = None,
+        learns: bool = True,
+        algorithm: Any = ppo,
+    ):
         self.Config, self.Hparams, self._make = (
             algorithm.Config,
             algorithm.Hparams,
             algorithm.make,
         )
-        self._report = report
+        self._report, self._learns = report, learns
         self.calls: Counter[str] = Counter()
 
     def make(self, config, observation_space, action_space, critic_space):
@@ -62,7 +68,9 @@ class Spy:
 
         def update(key, state, experience, hparams):
             self.calls["update"] += 1
-            new_state, metrics = learner.update(key, state, experience, hparams)
+            new_state, metrics = state, {}
+            if self._learns:
+                new_state, metrics = learner.update(key, state, experience, hparams)
             if self._report is not None:
                 metrics = metrics | self._report(learner, state, experience, hparams)
             return new_state, metrics

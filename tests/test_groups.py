@@ -53,9 +53,7 @@ def test_fold_puts_members_last_within_the_batch():
     """[T, S, N, B] = [1, 2, 2, 3]: the batch of a set is env 0 of both members, then env 1, ..."""
     by_agent = [10 * position + jnp.arange(3) for position in range(5)]  # [B]: position, env
     folded = groups.fold(PAIRS, groups.stack(PAIRS, by_agent)[None])
-    np.testing.assert_array_equal(
-        folded, [[[40, 0, 41, 1, 42, 2], [10, 30, 11, 31, 12, 32]]]
-    )
+    np.testing.assert_array_equal(folded, [[[40, 0, 41, 1, 42, 2], [10, 30, 11, 31, 12, 32]]])
 
 
 def test_folded_one_hots_stand_where_the_members_stand():

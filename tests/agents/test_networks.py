@@ -194,10 +194,34 @@ def test_large_images_are_halved(size, features_out):
     assert shapes["linear"]["w"].shape == (features_out, 1)
 
 
-def test_simba_is_residual_blocks_of_the_first_width():
+def simba(params, x, blocks):
+    """A second implementation of arXiv:2410.09754, section 4, in the order of construction."""
+    linear = iter(sorted((n for n in params if "linear" in n), key=lambda n: (len(n), n)))
+    norms = iter(sorted((n for n in params if "norm" in n), key=lambda n: (len(n), n)))
+
+    def dense(x):
+        layer = params[next(linear)]
+        return x @ layer["w"] + layer["b"]
+
+    def norm(x):
+        layer = params[next(norms)]
+        normal = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+        return normal * layer["scale"] + layer["offset"]
+
+    x = dense(x)
+    for _ in range(blocks):
+        x = x + dense(np.maximum(dense(norm(x)), 0.0))
+    return dense(norm(x))
+
+
+def test_simba_by_hand():
+    """Residual blocks of the first width, one per hidden size."""
     network = make_network(NetworkSpec((8, 8), torso="simba", num_outputs=2))
-    zeros = networks.zero_features(Box((3,)))
-    shapes = jax.eval_shape(network.init, jax.random.key(0), zeros)
+    found = networks.Features(np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32), ())
+    shapes = jax.eval_shape(network.init, jax.random.key(0), found)
     linear = [shapes[name]["w"].shape for name in sorted(shapes) if "linear" in name]
     assert linear == [(3, 8), (8, 32), (32, 8), (8, 32), (32, 8), (8, 2)]
-    assert sum("layer_norm" in name for name in shapes) == 3
+    generator = np.random.default_rng(1)
+    params = jax.tree.map(lambda x: generator.normal(size=x.shape).astype(np.float32), shapes)
+    outputs = jax.jit(network.apply)(params, found)
+    np.testing.assert_allclose(outputs, simba(params, found.vector, 2), rtol=1e-3, atol=1e-3)
