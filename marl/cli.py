@@ -200,13 +200,17 @@ def _eval(options: argparse.Namespace) -> int:
     from marl.logging import strict
 
     with contextlib.redirect_stdout(sys.stderr):  # stdout is for the result alone
-        run = experiment.load(options.run, options.settings)
+        run = experiment.load(options.run, options.settings, _report)
         results = run.evaluate(options.episodes, options.seed, best=options.best)
     if options.json:
         print(json.dumps(strict(results), allow_nan=False))
     else:
         print("\n".join(_lines(results)))
     return 0
+
+
+def _report(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -219,7 +223,9 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
 def _export(options: argparse.Namespace) -> int:
     from marl import experiment, export
 
-    out = export.export(experiment.load(options.run), options.out, options.seed, options.best)
+    out = export.export(
+        experiment.load(options.run, report=_report), options.out, options.seed, options.best
+    )
     print(f"wrote {', '.join(sorted(path.name for path in out.iterdir()))} to {out}")
     return 0
 

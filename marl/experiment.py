@@ -1,6 +1,7 @@
 """From a configuration to a run: what the command line does, for Python too."""
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -102,20 +103,25 @@ def resume(directory: str | Path, settings: Iterable[str] = (), progress: bool =
     return marl.train(env, team, out=directory, resume=directory, progress=progress, **arguments)
 
 
-def load(directory: str | Path, settings: Iterable[str] = ()) -> Any:
+def load(
+    directory: str | Path,
+    settings: Iterable[str] = (),
+    report: Callable[[str], Any] = warnings.warn,
+) -> Any:
     """The run in `directory`, in another environment where `settings` (`env=...`) say so."""
     import marl
 
     settings = list(settings)
     if not settings:
-        return marl.load(directory)
+        return marl.load(directory, report=report)
     file = run_directory(directory) / CONFIG_FILE
     before, config = configuration.load(file), configuration.load(file, settings)
     changed = _differences(configuration.to_dict(before), configuration.to_dict(config))
     fixed = [key for key in changed if not key.startswith("env.")]
     if fixed:
         raise UsageError(f"{', '.join(fixed)} cannot change in an evaluation; what can is env")
-    return marl.load(directory, env=marl.make(config.env.id, **config.env.kwargs))
+    env = marl.make(config.env.id, **config.env.kwargs)
+    return marl.load(directory, env=env, report=report)
 
 
 def _check_unfinished(directory: Path, total_steps: int) -> None:

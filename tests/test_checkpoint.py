@@ -225,7 +225,7 @@ def test_falling_back_does_not_delete_what_is_written_next(tmp_path, quiet):
 def test_a_checkpoint_of_another_format_is_refused_as_such(tmp_path):
     path = checkpoint.save(tmp_path, 1, {}, {})
     manifest = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
+    (path / "manifest.json").write_text(checkpoint._sealed(manifest | {"format": 99}))
     with pytest.raises(UsageError, match="format 99"):
         checkpoint.restore(path, {})
 
@@ -251,7 +251,7 @@ class FullDisk:
         (os, "fsync", 1),
         (os, "fsync", 2),
         (os, "fsync", 3),
-        (json, "dump", 1),
+        (checkpoint, "_sealed", 1),
         (type(checkpoint.Path()), "rename", 1),
         (type(checkpoint.Path()), "mkdir", 2),
     ],
@@ -295,6 +295,6 @@ def test_loading_never_runs_code(tmp_path):
     np.savez(path / "arrays.npz", leaf=np.array([print], dtype=object))
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["sha256"] = checkpoint._checksum(path / "arrays.npz")
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    (path / "manifest.json").write_text(checkpoint._sealed(manifest))
     with pytest.raises(ValueError, match="allow_pickle=False"):
         checkpoint.restore(path, jnp.ones(2))

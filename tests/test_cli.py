@@ -123,6 +123,7 @@ def test_a_run_is_written_whole(trained):
         "config.yaml",
         "metrics.jsonl",
         "evaluations.jsonl",
+        "best",
         "checkpoints",
         "summary.json",
     }
@@ -136,7 +137,7 @@ def test_progress_is_on_stderr_and_the_result_on_stdout(tmp_path, capsys):
     longer = ["training.rollout_length=16", "training.total_steps=64"]
     assert train("ippo", "--out", str(out), *TINY, *longer) == 0
     printed = capsys.readouterr()
-    assert "64/64 steps" in printed.err and "compiling the training step" in printed.err
+    assert "64/64 steps" in printed.err and "compiling the training program" in printed.err
     assert "stochastic" in printed.out and f"marl eval {out}" in printed.out
     assert train("ippo", "--quiet", *TINY, "training.total_steps=32", "--out", str(out / "b")) == 0
     assert capsys.readouterr() == ("", "")

@@ -1,4 +1,4 @@
-"""Kills and damage: what a run loses is what came after its last checkpoint, and nothing is wrong."""
+"""Kills and damage: a run loses what came after its last checkpoint, and nothing else."""
 
 import json
 import os

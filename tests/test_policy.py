@@ -1,0 +1,128 @@
+"""A trained team as a function: what evaluation does, one environment at a time."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from team_cases import assert_identical, shift, small_team
+
+import marl
+from marl.agents.learner import ActInput
+from marl.envs.errors import UsageError
+
+SIZES = {"num_envs": 2, "rollout_length": 4, "eval_episodes": 2, "progress": False}
+MIXED = marl.make("toy/heterogeneous")
+
+
+@pytest.fixture(scope="module")
+def run():
+    """Two seeds of a mixed team, one of whose sharing sets acts for two agents."""
+    team = small_team(MIXED, sharing="group", learning_rate=0.01)
+    return marl.train(MIXED, team, 24, num_seeds=2, **SIZES)
+
+
+@pytest.fixture(scope="module")
+def masked():
+    env = shift()
+    return marl.train(env, small_team(env), 8, **SIZES)
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_policy_acts_as_the_team_does(run, greedy, seed):
+    obs, _ = MIXED.reset(jax.random.key(1))
+    key = jax.random.key(2)
+    action, memory = run.policy(greedy=greedy, seed=seed)(key, obs)
+    learner = run.team.learner
+    state, hparams = jax.tree.map(lambda x: x[seed], (run.state.team, run.state.hparams))
+    by_position = [jax.tree.map(lambda x: x[None], obs[agent]) for agent in MIXED.agents]
+    inputs = ActInput(by_position, None, learner.initial_memory(1), jnp.zeros(1, bool))
+    act = jax.jit(learner.act_greedy if greedy else learner.act)
+    expected = act(key, state, inputs, hparams)
+    assert list(action) == sorted(MIXED.agents) or set(action) == set(MIXED.agents)
+    assert_identical(action, jax.tree.map(lambda x: x[0], expected.action))
+    assert jax.tree.structure(memory) == jax.tree.structure(expected.memory)
+
+
+def test_actions_belong_to_the_action_spaces(run):
+    obs, state = MIXED.reset(jax.random.key(1))
+    action, _ = run.policy()(jax.random.key(2), obs)
+    assert action["scout_0"].shape == () and 0 <= action["scout_0"] < 3
+    assert action["pilot"]["thrust"].shape == (2,) and np.all(
+        np.abs(action["pilot"]["thrust"]) <= 1
+    )
+    assert action["crew"].shape == (2,) and action["crew"].dtype == jnp.int32
+    timestep, _ = MIXED.step(jax.random.key(3), state, action)
+    assert set(timestep.reward) == set(MIXED.agents)
+
+
+def test_seeds_and_keys_differ_and_greedy_needs_no_key(run):
+    obs, _ = MIXED.reset(jax.random.key(1))
+    thrust = [
+        run.policy(seed=seed)(jax.random.key(key), obs)[0]["pilot"]["thrust"]
+        for seed, key in ((0, 0), (0, 0), (0, 1), (1, 0))
+    ]
+    np.testing.assert_array_equal(thrust[0], thrust[1])
+    assert not np.array_equal(thrust[0], thrust[2])
+    assert not np.array_equal(thrust[0], thrust[3])
+    greedy = run.policy(greedy=True)
+    assert_identical(greedy(jax.random.key(0), obs), greedy(jax.random.key(1), obs))
+    with pytest.raises(UsageError, match="seed = 2 is out of range; this run has 2"):
+        run.policy(seed=2)
+
+
+def test_a_policy_may_be_vmapped_and_jitted(run):
+    policy = run.policy()
+    keys = jax.random.split(jax.random.key(0), 3)
+    obs, _ = jax.vmap(MIXED.reset)(keys)
+    many, _ = jax.jit(jax.vmap(policy))(keys, obs)
+    one, _ = policy(keys[1], jax.tree.map(lambda x: x[1], obs))
+    for agent in ("scout_0", "scout_1", "crew"):
+        np.testing.assert_array_equal(many[agent][1], one[agent])
+    np.testing.assert_allclose(many["pilot"]["thrust"][1], one["pilot"]["thrust"], rtol=1e-5)
+
+
+def test_memory_goes_in_and_out(run):
+    policy = run.policy()
+    obs, _ = MIXED.reset(jax.random.key(1))
+    first, memory = policy(jax.random.key(2), obs)
+    again, _ = policy(jax.random.key(2), obs, policy.initial_memory())
+    assert_identical(first, again)
+    policy(jax.random.key(3), obs, memory)
+
+
+def test_masks_are_asked_for_and_obeyed(masked):
+    env, policy = masked.team.env, masked.policy()
+    obs, state = env.reset(jax.random.key(0))
+    with pytest.raises(UsageError, match=r"pass action_mask=env.action_mask\(state\)"):
+        policy(jax.random.key(0), obs)
+    mask = env.action_mask(state)
+    seen = {int(policy(jax.random.key(i), obs, action_mask=mask)[0]["ann"]) for i in range(20)}
+    assert seen == {1, 2}
+
+
+def test_who_is_out_is_not_looked_at(masked):
+    env, policy = masked.team.env, masked.policy()
+    obs, state = env.reset(jax.random.key(0))
+    mask, key = env.action_mask(state), jax.random.key(0)
+    active = {"ann": True, "bob": False, "cid": True}
+    action, _ = policy(key, obs, action_mask=mask, active=active)
+    poisoned, _ = policy(key, obs | {"bob": obs["bob"] * jnp.nan}, action_mask=mask, active=active)
+    assert_identical(action, poisoned)
+
+
+def test_a_missing_agent_is_named(run):
+    obs, _ = MIXED.reset(jax.random.key(1))
+    with pytest.raises(UsageError) as error:
+        run.policy()(jax.random.key(0), {k: v for k, v in obs.items() if k != "crew"})
+    message = str(error.value)
+    assert "observations of crew are missing" in message and "pilot" in message
+
+
+def test_a_saved_policy_acts_the_same(run, tmp_path):
+    path = run.save(tmp_path / "run")
+    obs, _ = MIXED.reset(jax.random.key(1))
+    loaded = marl.load(path, env=MIXED, team=run.team)
+    for seed in (0, 1):
+        before, after = (x.policy(seed=seed)(jax.random.key(4), obs) for x in (run, loaded))
+        assert_identical(before, after)
