@@ -82,6 +82,18 @@ class Hparams(NamedTuple):
 BOUNDS = {"gamma": (0.0, 1.0), "gae_lambda": (0.0, 1.0), "initial_std": (1e-6, float("inf"))}
 
 
+# of a minibatch; those of the critic stand last, and are missing when the team holds the critic
+_METRICS = (
+    "policy_loss",
+    "entropy",
+    "approx_kl",
+    "clip_fraction",
+    "actor_grad_norm",
+    "value_loss",
+    "critic_grad_norm",
+)
+
+
 class Batch(NamedTuple):
     """One actor's samples [M, ...], flattened over time and environments."""
 
@@ -160,8 +172,8 @@ def update(
     critic_batch = None if values is None else _critic_batch(state, values)
     step = partial(_minibatch_step, parts, hparams, scheduled, batch, critic_batch)
     indices = _shuffled(experience.shuffle_key, config, batch, critic_batch)
-    (actor, critic), metrics = jax.lax.scan(step, (state.actor, state.critic), indices)
-    metrics = jax.tree.map(jnp.mean, metrics) | scheduled._asdict()
+    (actor, critic), rows = jax.lax.scan(step, (state.actor, state.critic), indices)
+    metrics = dict(zip(_METRICS, jnp.mean(rows, 0), strict=False)) | scheduled._asdict()
     metrics |= {} if values is None else values.metrics
     state = state._replace(actor=actor, critic=critic)
     return actor_critic.move_statistics(parts, state, experience, values), metrics
@@ -207,8 +219,11 @@ def _minibatch_step(
     critic_samples: CriticBatch | None,
     pair: tuple[NetworkState, Any],
     indices: tuple[jax.Array, jax.Array | None],
-) -> tuple[tuple[NetworkState, Any], dict[str, jax.Array]]:
-    """One gradient step of the actor and one of the critic; the body of the scan."""
+) -> tuple[tuple[NetworkState, Any], jax.Array]:
+    """One gradient step of the actor and one of the critic; the body of the scan.
+
+    Metrics are those of `_METRICS` that there are, in this order.
+    """
     actor, critic = pair
     rate = scheduled.learning_rate
     batch = jax.tree.map(lambda x: x[indices[0]], actor_samples)
@@ -225,7 +240,8 @@ def _minibatch_step(
         metrics["critic_grad_norm"] = optax.tree.norm(grads)
         rate = rate * hparams.critic_learning_rate_scale
         critic = step_network(critic, grads, hparams, rate)
-    return (actor, critic), metrics
+    # one vector leaves the scan, not one array per metric: fewer kernels to compile
+    return (actor, critic), jnp.stack([metrics[name] for name in _METRICS if name in metrics])
 
 
 def _actor_loss(

@@ -41,8 +41,8 @@ class VectorEnv(NamedTuple):
         return state._replace(pool=pool)
 
     def step(self, key: jax.Array, state: VectorState, action: Any) -> tuple[TimeStep, VectorState]:
-        key_step, key_reset = jax.random.split(key)
-        keys = jax.random.split(key_step, self.num_envs)
+        keys = jax.random.split(key, self.num_envs + 1)
+        keys, key_reset = keys[:-1], keys[-1]
         if not isinstance(self.env, AutoReset):
             timestep, env_state = jax.vmap(self.env.step)(keys, state.env, action)
             return timestep, state._replace(env=env_state)

@@ -178,13 +178,14 @@ def _act(
 ) -> ActOutput:
     """Actions by agent id. `inputs.obs` and `inputs.action_mask` are by position; extras are the
     `GroupSteps` of each group, which `update` wants back."""
+    agent_keys = _keys(key, range(len(spec.agents)))
     action: dict[int, Any] = {}
     memories, steps = [], []
     for index, group in enumerate(built):
         masks = inputs.action_mask
         group_masks = None if masks is None else groups.stack(group, masks)
         obs = groups.stack(group, inputs.obs)
-        keys = _keys(key, group.positions).reshape(group.shape)
+        keys = agent_keys[jnp.asarray(group.positions)].reshape(group.shape)
         own = ActInput(obs, group_masks, inputs.memory[index], inputs.reset)
         act_set = partial(_act_set, group, mode)
         axes = (0, 0, _input_axes(group_masks), 0)

@@ -88,8 +88,8 @@ def _play(
     act = partial(_act, spec.team, greedy)
 
     def step(carry: Carry, index: jax.Array) -> tuple[Carry, rollout.Step]:
-        key = jax.random.fold_in(key_steps, index)
-        return rollout.act_and_step(spec.team, env, act, state, hparams, carry, key)
+        keys = jax.random.split(jax.random.fold_in(key_steps, index))
+        return rollout.act_and_step(spec.team, env, act, state, hparams, carry, keys)
 
     carry = rollout.start(spec.team, env, key_reset)
     ended = jax.eval_shape(step, carry, jnp.int32(0))[1].ended

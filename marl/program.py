@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 from marl import rollout
 from marl.dispatch import TeamSpec, lift
@@ -152,13 +153,11 @@ def train_step(spec: ProgramSpec, state: RunState) -> tuple[RunState, Metrics]:
 
 def _finite_sets(tree: Any) -> jax.Array:
     """[S] bool: whether everything of a sharing set in leaves [S, ...] is finite."""
-    checks = [
-        jnp.all(jnp.isfinite(x.reshape(x.shape[0], -1)), -1)
-        for x in jax.tree.leaves(tree)
-        if jnp.issubdtype(x.dtype, jnp.floating)
-    ]
-    num_sets = jax.tree.leaves(tree)[0].shape[0]
-    return jnp.all(jnp.stack(checks), 0) if checks else jnp.ones(num_sets, bool)
+    leaves = jax.tree.leaves(tree)
+    floats = [x.reshape(x.shape[0], -1) for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
+    if not floats:
+        return jnp.ones(leaves[0].shape[0] if leaves else 1, bool)
+    return jnp.all(jnp.isfinite(jnp.concatenate(floats, 1)), 1)
 
 
 def _where_finite(finite: jax.Array, new: Any, old: Any) -> Any:
@@ -175,15 +174,32 @@ def _step_seeds(spec: ProgramSpec, state: RunState) -> tuple[RunState, Metrics]:
     return step(state) if spec.num_seeds == 1 else jax.vmap(step)(state)
 
 
-def _chunk(spec: ProgramSpec, state: RunState, num_updates: jax.Array) -> tuple[RunState, Metrics]:
-    """A loop with a traced length, so that chunks of any length are one program."""
+def _chunk(spec: ProgramSpec, state: RunState, num_updates: jax.Array) -> tuple[RunState, Any]:
+    """A loop with a traced length, so that chunks of any length are one program.
+
+    Metrics are one vector per update inside the loop: thirty small buffers would be thirty kernels.
+    """
     step = partial(_step_seeds, spec)
     shapes = jax.eval_shape(step, state)[1]
-    rows = jax.tree.map(lambda x: jnp.zeros((spec.max_updates, *x.shape), x.dtype), shapes)
+    size, unravel = _metrics_vector(shapes)
+    rows = jnp.zeros((spec.max_updates, size))
 
-    def body(index: jax.Array, loop: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
+    def body(index: jax.Array, loop: tuple[RunState, jax.Array]) -> tuple[RunState, jax.Array]:
         state, rows = loop
         state, metrics = step(state)
-        return state, jax.tree.map(lambda row, x: row.at[index].set(x), rows, metrics)
+        row = ravel_pytree(jax.tree.map(lambda x: x.astype(jnp.float32), metrics))[0]
+        return state, jax.lax.dynamic_update_index_in_dim(rows, row, index, 0)
 
-    return jax.lax.fori_loop(0, num_updates, body, (state, rows))
+    state, rows = jax.lax.fori_loop(0, num_updates, body, (state, rows))
+    return state, jax.vmap(unravel)(rows)
+
+
+def _metrics_vector(shapes: Any) -> tuple[int, Any]:
+    """Length of the vector of one update's metrics, and the function that takes it apart."""
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape), shapes)
+    vector, unravel = ravel_pytree(zeros)
+
+    def restore(row: jax.Array) -> Any:
+        return jax.tree.map(lambda x, like: x.astype(like.dtype), unravel(row), shapes)
+
+    return vector.size, restore

@@ -11,6 +11,7 @@ from marl.agents.learner import ActFn, ActInput
 from marl.dispatch import TeamSpec, lift
 from marl.envs.vector import VectorEnv, VectorState
 from marl.experience import TeamRollout
+from marl.groups import Group
 
 
 class Carry(NamedTuple):
@@ -91,11 +92,12 @@ def collect(
     env_steps: jax.Array,
 ) -> tuple[Carry, TeamRollout, Episodes, Faults]:
     """`length` steps of every environment, with statistics of the episodes that finished."""
-    key_pool, key_steps = jax.random.split(key)
     memory = carry.memory
-    carry = carry._replace(env=env.refresh(key_pool, carry.env))
+    if env.reset_pool:
+        key, key_pool = jax.random.split(key)
+        carry = carry._replace(env=env.refresh(key_pool, carry.env))
     step = partial(_training_step, spec, env, state, hparams)
-    carry, (out, episodes, finite) = jax.lax.scan(step, carry, jax.random.split(key_steps, length))
+    carry, (out, episodes, finite) = jax.lax.scan(step, carry, jax.random.split(key, (length, 2)))
     fields = {name: value for name, value in out._asdict().items() if name != "ended"}
     rollout = TeamRollout(memory=memory, env_steps=env_steps, **fields)
     faults = jax.tree.map(lambda x: jnp.sum(jnp.cumprod(x.astype(jnp.int32), 0), 0), finite)
@@ -103,11 +105,11 @@ def collect(
 
 
 def _training_step(
-    spec: TeamSpec, env: VectorEnv, state: Any, hparams: Any, carry: Carry, key: jax.Array
+    spec: TeamSpec, env: VectorEnv, state: Any, hparams: Any, carry: Carry, keys: jax.Array
 ) -> tuple[Carry, tuple[Step, Episodes, Faults]]:
     """Sums of the episodes that ended leave the scan, not their steps."""
     act = lift(spec).learner.act
-    carry, step = act_and_step(spec, env, act, state, hparams, carry, key)
+    carry, step = act_and_step(spec, env, act, state, hparams, carry, keys)
     over = step.episode_over
 
     def total(x: jax.Array) -> jax.Array:
@@ -122,13 +124,20 @@ def _training_step(
 
 def _finite(spec: TeamSpec, step: Step) -> Faults:
     """Per agent, whether what it saw and got in this step is finite; bools in place of steps."""
-    seen: dict[int, jax.Array] = {}
-    for group, group_steps in zip(lift(spec).groups, step.steps, strict=True):
-        for position, obs in groups.unstack(group, group_steps.obs).items():
-            finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(obs)]
-            seen[position] = jnp.all(jnp.stack(finite))
+    built = lift(spec).groups
+    finite = [_finite_obs(group, steps.obs) for group, steps in zip(built, step.steps, strict=True)]
+    order = [position for group in built for position in group.positions]
+    seen = jnp.concatenate(finite)[jnp.argsort(jnp.asarray(order))]
     reward = jnp.all(jnp.isfinite(step.reward) | ~step.active, -1)
-    return Faults(jnp.stack([seen[position] for position in sorted(seen)]), reward)
+    return Faults(seen, reward)
+
+
+def _finite_obs(group: Group, obs: Any) -> jax.Array:
+    """[S * N] bool: whether a member's observations [S, N, B, ...] are finite."""
+    size = len(group.positions)
+    flat = [x.reshape(size, -1) for x in jax.tree.leaves(obs)]
+    floats = [x for x in flat if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jnp.all(jnp.isfinite(jnp.concatenate(floats, 1)), 1) if floats else jnp.ones(size, bool)
 
 
 def act_and_step(
@@ -138,11 +147,14 @@ def act_and_step(
     state: Any,
     hparams: Any,
     carry: Carry,
-    key: jax.Array,
+    keys: jax.Array,
 ) -> tuple[Carry, Step]:
-    """One step of every environment; `act` is the team's, or of the same signature."""
+    """One step of every environment; `act` is the team's, or of the same signature.
+
+    `keys` [2] are of acting and of the environments.
+    """
     lifted = lift(spec)
-    key_act, key_env = jax.random.split(key)
+    key_act, key_env = keys
     inputs = act_input(spec, env, carry)
     out = act(key_act, state, inputs, hparams)
     reads_state = spec.state is not None

@@ -11,10 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import marl
 from marl import rollout
 from marl.agents import ppo
+from marl.agents.learner import Learner
 from marl.envs.interface import AutoReset, TimeStep
 from marl.envs.probes import Count, Drawn, together
 from marl.envs.spaces import Box, Discrete
@@ -24,6 +26,18 @@ from marl.experience import TeamRollout
 from marl.program import Program, ProgramSpec, RunState, program
 from marl.specs import Team
 from marl.training import seed_keys
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """Half the compile time, for every module that imports this: LLVM optimises less.
+
+    What XLA fuses, and so the order of sums, stays as it is.
+    """
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
 
 SMALL = {"hidden_sizes": (8,), "num_epochs": 2, "num_minibatches": 2}
 # For programs that are fused differently. Where a gradient is nearly 0, Adam's usual epsilon turns
@@ -81,6 +95,17 @@ class Spy:
 def report_experience(learner, state, experience, hparams) -> dict[str, Any]:
     """What a learner was given, as a metric."""
     return {"experience": experience}
+
+
+def bound(learner: Learner, hparams: Any) -> Learner:
+    """`learner` with hparams of its own, which is what a ready learner has."""
+    fixed = jax.tree.map(jnp.float32, hparams)
+    return learner._replace(
+        init=lambda key, _: learner.init(key, fixed),
+        act=lambda key, state, inputs, _: learner.act(key, state, inputs, fixed),
+        act_greedy=lambda key, state, inputs, _: learner.act_greedy(key, state, inputs, fixed),
+        update=lambda key, state, rollout, _: learner.update(key, state, rollout, fixed),
+    )
 
 
 def small_team(env: Any, learner: Any = "ppo", **options: Any) -> Team:
@@ -302,6 +327,45 @@ class Shift:
             agent: jnp.where(shown[agent], jnp.stack([i + 1.0, steps + 1.0]), hidden)
             for i, agent in enumerate(self.agents)
         }
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """One-step episodic environments of one agent each, which end together, as one environment."""
+
+    envs: tuple[tuple[str, Any], ...]  # (name of its agent here, environment)
+
+    @property
+    def agents(self):
+        return tuple(name for name, _ in self.envs)
+
+    @property
+    def observation_spaces(self):
+        return {name: next(iter(env.observation_spaces.values())) for name, env in self.envs}
+
+    @property
+    def action_spaces(self):
+        return {name: next(iter(env.action_spaces.values())) for name, env in self.envs}
+
+    def reset(self, key):
+        keys = jax.random.split(key, len(self.envs))
+        started = {name: env.reset(k) for k, (name, env) in zip(keys, self.envs, strict=True)}
+        obs = {name: next(iter(obs.values())) for name, (obs, _) in started.items()}
+        return obs, {name: state for name, (_, state) in started.items()}
+
+    def step(self, key, state, action):
+        obs, reward, reached = {}, {}, {}
+        for name, env in self.envs:
+            (agent,) = env.agents
+            timestep, reached[name] = env.step(key, state[name], {agent: action[name]})
+            obs[name], reward[name] = timestep.obs[agent], timestep.reward[agent]
+        return together(obs, reward, True), reached
+
+    def action_mask(self, state):
+        return None
+
+    def global_state(self, state):
+        return None
 
 
 def shift(poison: bool = False) -> AutoReset:

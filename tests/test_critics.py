@@ -10,6 +10,7 @@ import pytest
 from team_cases import (
     Spy,
     play,
+    quick_compilation,  # noqa: F401 (a fixture)
     relative_difference,
     report_experience,
     shift,

@@ -23,6 +23,7 @@ from team_cases import (
     first_state,
     identical,
     play,
+    quick_compilation,  # noqa: F401 (a fixture)
     relative_difference,
     small_team,
     trained,
@@ -143,7 +144,7 @@ def test_agents_beyond_ten_keep_their_data(twelve, names):
     team, found = twelve[names]
     metrics = found["metrics"]._replace(learner=({},))
     obs, reward = (by_agent(team, found["metrics"].learner, name) for name in ("obs", "reward"))
-    row = training_row(team, [metrics], env_steps=8, seconds=0.0)
+    row = training_row(team, metrics, env_steps=8, seconds=0.0)
     for i, agent in enumerate(names):
         assert np.all(obs[agent] == i)
         paid = np.where(found["actions"][agent] == 1, i, 0)

@@ -3,7 +3,13 @@
 import jax
 import numpy as np
 import pytest
-from team_cases import LongAndShort, play, shift, small_team
+from team_cases import (
+    LongAndShort,
+    play,
+    quick_compilation,  # noqa: F401 (a fixture)
+    shift,
+    small_team,
+)
 
 import marl
 from marl import evaluation

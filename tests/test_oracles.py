@@ -19,6 +19,7 @@ from team_cases import (
     compiled,
     identical,
     play,
+    quick_compilation,  # noqa: F401 (a fixture)
     report_experience,
     shift,
     small_team,
@@ -48,11 +49,10 @@ def report_ratio(learner, state, experience, hparams):
 @pytest.mark.parametrize(
     ("env", "options"),
     [
-        (shift(), NORMALISED),  # masks, dead agents
-        (shift(poison=True), NORMALISED | POOLED),
-        (marl.make("toy/heterogeneous"), NORMALISED),  # squashed, composite, images
+        (shift(poison=True), NORMALISED | POOLED),  # masks, dead agents
+        (marl.make("toy/heterogeneous"), NORMALISED | {"image_encoder": "flatten"}),  # squashed
     ],
-    ids=["shift", "poisoned-pooled", "heterogeneous"],
+    ids=["masked-dead-shared", "squashed-composite"],
 )
 def test_ratio_is_1_before_the_first_gradient_step(env, options):
     team = small_team(env, Spy(report_ratio), learning_rate=0.02, **options)
@@ -111,8 +111,8 @@ def test_a_reward_reaches_its_team_and_nobody_else(isolated, victim, damage):
 
 @pytest.mark.parametrize(
     "options",
-    [{"critic": ["self", "all"]}, POOLED, {"sharing": "group", "reward_teams": "all"}],
-    ids=["independent", "pooled", "shared"],
+    [{"critic": ["self", "all"]}, POOLED],
+    ids=["independent", "pooled"],
 )
 def test_what_must_not_be_read_changes_nothing(options):
     """NaN in observations, rewards and masks of who is out, and where nothing follows."""
@@ -196,17 +196,19 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def shift_rollout():
-    return play(small_team(shift(poison=True)))
+def shift_rollouts():
+    """States and a rollout, for agents with parameters of their own and with common ones."""
+    env = shift(poison=True)
+    return {sharing: play(small_team(env, sharing=sharing)) for sharing in ("none", "group")}
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 @pytest.mark.parametrize("sharing", ["none", "group"])
-def test_rewards_and_ends_are_those_worked_out_by_hand(shift_rollout, name, sharing):
+def test_rewards_and_ends_are_those_worked_out_by_hand(shift_rollouts, name, sharing):
     options, expected = EXPECTED[name]
     spy = Spy(report_experience, learns=False)
     team = small_team(shift(poison=True), spy, sharing=sharing, **options)
-    states, rollout = shift_rollout if sharing == "none" else play(team, length=8)
+    states, rollout = shift_rollouts[sharing]
     _, metrics = updater(team)(states, rollout, team.group_hparams())
     (group,) = metrics
     given = group["experience"]

@@ -4,7 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from team_cases import assert_identical, shift, small_team
+from team_cases import (
+    assert_identical,
+    quick_compilation,  # noqa: F401 (a fixture)
+    shift,
+    small_team,
+)
 
 import marl
 from marl.agents.learner import ActInput

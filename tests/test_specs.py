@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
-from team_cases import SMALL, Spy, assert_identical, shift, small_team
+from team_cases import SMALL, Spy, assert_identical, bound, shift, small_team
 
 import marl
 from marl.agents import ppo
@@ -262,7 +262,8 @@ def test_another_learner_starts_from_its_own_defaults():
 
 def test_a_ready_learner_is_taken_as_it_is():
     space = Box((1,), 0, 1)
-    learner = ppo.make(ppo.Config(**SMALL), space, Discrete(2), CriticSpace((space,)))
+    made = ppo.make(ppo.Config(**SMALL), space, Discrete(2), CriticSpace((space,)))
+    learner = bound(made, ppo.Hparams())
     team = marl.team(GAME, learner)
     assert len(team.lifted.groups) == 1
     assert team.lifted.groups[0].learner is learner
@@ -295,6 +296,15 @@ def test_state_of_an_unknown_agent():
     state = jax.eval_shape(team.learner.init, jax.random.key(0), team.group_hparams())
     with pytest.raises(KeyError, match="nobody"):
         team.agent_state(state, "nobody")
+
+
+@pytest.mark.xfail(strict=True, reason="AttributeError within the first trace; reported")
+def test_a_ready_learner_that_wants_hparams():
+    """What `ppo.make` gives takes its hparams from whoever calls it, and here nobody has any."""
+    space = Box((1,), 0, 1)
+    learner = ppo.make(ppo.Config(**SMALL), space, Discrete(2), CriticSpace((space,)))
+    with pytest.raises(UsageError, match="hparams"):
+        marl.team(GAME, learner)
 
 
 @pytest.mark.xfail(strict=True, reason="TypeError of hash; reported")

@@ -15,6 +15,7 @@ from team_cases import (
     compiled,
     first_state,
     identical,
+    quick_compilation,  # noqa: F401 (a fixture)
     relative_difference,
     small_team,
 )
@@ -27,7 +28,8 @@ from marl.training import seed_keys, total_updates
 
 ENV = marl.make("toy/probe_both", num_agents=2)
 STEPS = 8  # of one update
-SIZES = {"num_envs": 2, "rollout_length": 4, "log_interval": 2, "eval_episodes": 2}
+SHAPE = {"num_envs": 2, "rollout_length": 4}
+SIZES = SHAPE | {"log_interval": 2, "eval_episodes": 2}
 LINEAR = {"learning_rate": 1e-2, "learning_rate_schedule": "linear"}
 
 
@@ -131,30 +133,33 @@ def test_the_horizon_of_a_schedule_does_not_move_when_the_total_does(whole, tmp_
     assert float(longer.state.hparams[0].schedule_steps[0]) == 6 * STEPS
 
 
-def test_resuming_two_seeds(tmp_path):
+def test_resuming_several_seeds(tmp_path):
     path = tmp_path / "run"
-    options = {"num_seeds": 2, "checkpoint_interval": 2 * STEPS, "keep_checkpoints": 9}
+    options = {"num_seeds": 3, "checkpoint_interval": 2 * STEPS, "keep_checkpoints": 9}
     straight = train(6, out=path, **options)
     stopped = stopped_after(straight, 4 * STEPS, tmp_path / "stopped")
     resumed = train(6, out=stopped, resume=stopped, **options)
     assert_identical(resumed.state, straight.state)
     row = resumed.metrics[-1]
-    assert len(row["return/agent_0"]) == len(row["policy_loss/agent_1"]) == 2
+    assert len(row["return/agent_0"]) == len(row["policy_loss/agent_1"]) == 3
     assert row["policy_loss/agent_0"][0] != row["policy_loss/agent_0"][1]
-    with pytest.raises(UsageError, match="num_seeds = 2"):
+    with pytest.raises(UsageError, match="num_seeds = 3"):
         train(6, out=stopped, resume=stopped, num_seeds=1)
 
 
 def test_three_vmapped_seeds_equal_three_runs():
     """Initial states, keys and environments have the same bits; then at most 1e-5 apart."""
-    team = small_team(ENV, **SMOOTH)
-    together, alone = compiled(team, num_seeds=3), compiled(team)
+    team = small_team(ENV, **LINEAR | SMOOTH | {"schedule_steps": 1000})
+    together, alone = (
+        compiled(team, **SHAPE, max_updates=2, num_seeds=num_seeds) for num_seeds in (3, 1)
+    )
     assert_identical(seed_keys(4, 3)[1], seed_keys(5, 1)[0])
 
     def of(trainer, seed):
         start = jax.tree.map(jnp.copy, first_state(team, trainer, seed))
         one, _ = trainer.chunk(first_state(team, trainer, seed), 1)
-        five, _ = trainer.chunk(jax.tree.map(jnp.copy, one), 4)
+        three, _ = trainer.chunk(jax.tree.map(jnp.copy, one), 2)
+        five, _ = trainer.chunk(three, 2)
         return start, one, five
 
     vmapped = of(together, 4)
@@ -167,11 +172,6 @@ def test_three_vmapped_seeds_equal_three_runs():
             assert_identical(mine.carry.obs, theirs.carry.obs)  # so they acted alike
             assert relative_difference(mine.team, theirs.team) <= 1e-5
     assert not identical(vmapped[0].team, jax.tree.map(lambda x: x[::-1], vmapped[0].team))
-
-
-def test_reset_pools_train():
-    run = train(2, reset_pool=3)
-    assert all_finite(run.state.team) and run.metrics[0]["episodes"] == 16
 
 
 # Totals and sizes
@@ -228,13 +228,10 @@ def test_an_equal_environment_will_do():
     assert run.updates == 1
 
 
-def test_batches_count_the_agents_of_a_sharing_set():
-    """15 steps of two agents that share are 30 samples, but T * B must divide for every learner."""
-    team = small_team(ENV, sharing="group", num_minibatches=4)
-    run = marl.train(
-        ENV, team, 8, num_envs=2, rollout_length=4, log_interval=2, eval_episodes=2, progress=False
-    )
-    assert run.updates == 1
+def test_sharing_sets_and_reset_pools_train():
+    """Folded, the two agents' 16 samples divide into minibatches that count for both."""
+    run = train(2, small_team(ENV, sharing="group", num_minibatches=4), reset_pool=3)
+    assert all_finite(run.state.team) and run.metrics[0]["episodes"] == 16
 
 
 # What leaves the compiled program (J4)

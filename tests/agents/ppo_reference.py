@@ -141,7 +141,15 @@ def reference_update(config, hparams, state, rollout):
         )
         entropy = -jnp.sum(jnp.exp(every) * every, -1)[live]
         policy_loss = -jnp.mean(gain)
-        return policy_loss - h.entropy_coef * jnp.mean(entropy), policy_loss
+        found = {
+            "policy_loss": policy_loss,
+            "entropy": jnp.mean(entropy),
+            "approx_kl": jnp.mean(ratio - 1 - jnp.log(ratio)),
+            "clip_fraction": jnp.mean(
+                (ratio < 1 - h.clip_epsilon) | (ratio > 1 + h.clip_epsilon), dtype=float
+            ),
+        }
+        return policy_loss - h.entropy_coef * jnp.mean(entropy), found
 
     def critic_loss(params):
         output = reference_mlp(params, critic_obs)[..., 0]
@@ -150,21 +158,19 @@ def reference_update(config, hparams, state, rollout):
             near = jnp.clip(output, old - h.value_clip_epsilon, old + h.value_clip_epsilon)
             error = jnp.maximum(error, (near - target_in_units) ** 2)
         loss = jnp.mean(0.5 * error[live])
-        return h.value_coef * loss, loss
+        return h.value_coef * loss, {"value_loss": loss}
 
     actor, critic = state.actor.params, state.critic.params
     rates = h.learning_rate, h.learning_rate * h.critic_learning_rate_scale
     adams = [ReferenceAdam(rate, h.adam_epsilon, h.max_grad_norm) for rate in rates]
-    metrics = {"policy_loss": [], "value_loss": [], "actor_grad_norm": [], "critic_grad_norm": []}
     gradients = [jax.jit(jax.grad(loss, has_aux=True)) for loss in (actor_loss, critic_loss)]
+    metrics = []
     for _ in range(config.num_epochs):
-        grads, loss = gradients[0](actor)
+        grads, found = gradients[0](actor)
         actor, norm = adams[0].step(actor, grads)
-        metrics["policy_loss"].append(loss)
-        metrics["actor_grad_norm"].append(norm)
-        grads, loss = gradients[1](critic)
-        critic, norm = adams[1].step(critic, grads)
-        metrics["value_loss"].append(loss)
-        metrics["critic_grad_norm"].append(norm)
-    means = {name: np.mean(np.asarray(values)) for name, values in metrics.items()}
+        critic_grads, critic_found = gradients[1](critic)
+        critic, critic_norm = adams[1].step(critic, critic_grads)
+        norms = {"actor_grad_norm": norm, "critic_grad_norm": critic_norm}
+        metrics.append(found | critic_found | norms)
+    means = {name: np.mean([float(found[name]) for found in metrics]) for name in metrics[0]}
     return actor, critic, means, target

@@ -12,6 +12,7 @@ from ppo_reference import (
     ALL_NORMALISED,
     HIDDEN,
     SPACE,
+    ReferenceAdam,
     Trained,
     changed_networks,
     discrete,
@@ -140,7 +141,7 @@ def test_rows_without_weight_change_nothing(trained):
         "critic_obs": other(rollout.critic_obs, -2.0),
         "final_critic_obs": other(rollout.final_critic_obs, 5.0),
         "action": other(rollout.action, 0),
-        "action_mask": other(rollout.action_mask, False),
+        "action_mask": other(rollout.action_mask, True),
         "reward": other(rollout.reward, np.nan),
         "extras": rollout.extras | {"log_prob": other(rollout.extras["log_prob"], np.nan)},
     }
@@ -248,21 +249,24 @@ def test_a_joint_critic_reads_no_dead_agents_reward():
     np.testing.assert_allclose(share, [[1.0, 0.5, 0.0]])
 
 
-def test_apply_gradients_is_the_step_of_update(plain):
-    """One epoch of one minibatch, so the first of Adam's moments gives the gradient back."""
-    after, _ = plain.after()
-    moment = after.actor.optimizer[1][0].mu
-    clipped = jax.tree.map(lambda m: np.asarray(m) / np.float32(0.1), moment)
-    apply = jax.jit(plain.learner.apply_gradients)
-    state = apply(plain.state, Gradients(actor=clipped), plain.hparams)
-    assert_identical(state.critic, plain.state.critic)
-    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
-    jax.tree.map(close, state.actor.params, after.actor.params)
-    scale = plain.hparams._replace(critic_learning_rate_scale=jnp.float32(0.0))
-    ones = jax.tree.map(np.ones_like, plain.state.critic.params)
-    state = apply(plain.state, Gradients(critic=ones), scale)
-    assert_identical(state.critic.params, plain.state.critic.params)
-    assert_identical(state.actor, plain.state.actor)
+def test_apply_gradients_is_one_clipped_step_of_adam(plain):
+    """Twice, so that moments are kept; what has no gradient stays."""
+    apply, hparams = jax.jit(plain.learner.apply_gradients), plain.hparams
+    generator = np.random.default_rng(0)
+    names = {"actor": hparams.learning_rate, "critic": hparams.learning_rate * 2.0}
+    hparams = hparams._replace(critic_learning_rate_scale=jnp.float32(2.0))
+    for (name, rate), other in zip(names.items(), ("critic", "actor"), strict=True):
+        state, params = plain.state, getattr(plain.state, name).params
+        adam = ReferenceAdam(float(rate), float(hparams.adam_epsilon), float(hparams.max_grad_norm))
+        for size in (1.0, 1e-3):
+            grads = jax.tree.map(
+                lambda x, s=size: (s * generator.normal(size=x.shape)).astype(np.float32), params
+            )
+            state = apply(state, Gradients(**{name: grads}), hparams)
+            params, _ = adam.step(params, grads)
+        close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+        jax.tree.map(close, getattr(state, name).params, params)
+        assert_identical(getattr(state, other), getattr(plain.state, other))
 
 
 @pytest.mark.parametrize("size", [24, 12])
