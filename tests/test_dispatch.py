@@ -25,6 +25,7 @@ from team_cases import (
     play,
     quick_compilation,  # noqa: F401 (a fixture)
     relative_difference,
+    shift,
     small_team,
     trained,
     updater,
@@ -208,10 +209,8 @@ def test_a_team_of_one_equals_the_single_agent_learner():
     over = jnp.ones(num_envs, bool)
     for number in range(updates):
         key_collect, key_update = jax.random.split(jax.random.fold_in(key_run, number))
-        _, key_steps = jax.random.split(key_collect)
         rows = []
-        for key in jax.random.split(key_steps, length):
-            key_act, key_env = jax.random.split(key)
+        for key_act, key_env in jax.random.split(key_collect, (length, 2)):
             inputs = ActInput(obs[agent], None, (), over)
             out = act(jax.random.fold_in(key_act, 0), own, inputs, hparams)
             timestep, world = step(key_env, world, {agent: out.action})
@@ -244,3 +243,96 @@ def test_a_team_of_one_equals_the_single_agent_learner():
         )
         own, _ = update(key_update, own, experience, hparams)
     assert relative_difference(team.agent_state(state.team, agent), own) <= TOLERANCE
+
+
+# Per-agent hparams. Schedules and value clipping are on, so that every float has its effect.
+CONFIG = SMALL | {
+    "num_epochs": 4,
+    "learning_rate_schedule": "linear",
+    "entropy_schedule": "linear",
+    "normalize_values": True,
+    "clip_values": True,
+}
+BASE = SMOOTH | {"schedule_steps": 400.0, "entropy_coef": 0.1, "clip_epsilon": 0.01}
+VALUES = {
+    "learning_rate": (3e-3, 1e-2, 3e-2),
+    "learning_rate_end": (0.0, 1e-3, 1e-2),
+    "critic_learning_rate_scale": (0.5, 1.0, 2.0),
+    "schedule_steps": (150.0, 400.0, 1000.0),
+    "gamma": (0.5, 0.99, 1.0),
+    "gae_lambda": (0.0, 0.95, 1.0),
+    "clip_epsilon": (0.001, 0.01, 0.2),
+    "value_clip_epsilon": (1e-4, 0.2, 0.4),
+    "entropy_coef": (0.0, 0.1, 1.0),
+    "entropy_coef_end": (0.0, 0.1, 1.0),
+    "value_coef": (0.1, 0.5, 2.0),
+    "max_grad_norm": (1e-3, 0.5, np.inf),
+    "adam_epsilon": (1e-3, 1e-2, 1e-1),
+}
+
+
+@pytest.fixture(scope="module")
+def three():
+    """One update of a fixed rollout: of a team of three, and of each of them alone.
+
+    Returns functions of hparams ([3] arrays, or numbers) that give the states after it.
+    """
+    team = small_team(shift(), **CONFIG | BASE)
+    states, rollout = play(team)
+    update = updater(team, key=7)
+    own, learner = team.env.observation_spaces["ann"], ppo
+    alone = jax.jit(
+        learner.make(
+            ppo.Config(**CONFIG), own, team.env.action_spaces["ann"], CriticSpace((own,))
+        ).update
+    )
+    over = rollout.episode_over
+
+    def of(position, hparams):
+        obs, action, mask, extras = jax.tree.map(lambda x: x[:, position, 0], rollout.steps[0])
+        active = rollout.active[:, position]
+        truncated = rollout.truncated[:, position] & active
+        experience = Rollout(
+            obs=obs,
+            action=action,
+            action_mask=mask,
+            extras=extras,
+            memory=(),
+            reset=rollout.reset,
+            critic_obs=(obs,),
+            final_critic_obs=(rollout.final_obs[0][:, position, 0],),
+            context=(),
+            next_context=(),
+            reward=jnp.where(active, rollout.reward[:, position], 0.0),
+            terminated=(rollout.terminated[:, position] & active) | (over & ~truncated),
+            truncated=truncated,
+            weight=active.astype(jnp.float32),
+            advantage=None,
+            advantage_weight=None,
+            env_steps=rollout.env_steps,
+            shuffle_key=jax.random.split(jax.random.key(7))[1],
+        )
+        state = team.agent_state(states, team.agents[position])
+        return alone(jax.random.key(0), state, experience, hparams)[0]
+
+    (base,) = team.group_hparams()
+    return base, lambda hparams: update(states, rollout, (hparams,))[0][0], of
+
+
+def test_every_float_of_ppo_is_among_the_values():
+    """But the one that only initialisation reads."""
+    assert set(VALUES) == set(ppo.Hparams._fields) - {"initial_std"}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_per_agent_hparams_are_what_each_learner_has_alone(three, name):
+    base, together, of = three
+    hparams = base._replace(**{name: jnp.asarray(VALUES[name], jnp.float32)})
+    found, unchanged = together(hparams), together(base)
+    for position in range(3):
+        own = jax.tree.map(lambda x, i=position: x[i], hparams)
+        mine, plain = (jax.tree.map(lambda x, i=position: x[i], y) for y in (found, unchanged))
+        assert relative_difference(mine, of(position, own)) <= TOLERANCE
+        if VALUES[name][position] != getattr(base, name)[position]:
+            same = identical((mine.actor, mine.critic), (plain.actor, plain.critic))
+            assert not same or VALUES[name][position] == pytest.approx(getattr(base, name)[0])

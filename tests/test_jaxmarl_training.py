@@ -49,7 +49,7 @@ def buildable():
         yield pytest.param(name, marks=marks)
 
 
-@pytest.mark.parametrize("name", buildable())
+@pytest.mark.parametrize("name", list(buildable()))
 def test_two_iterations(name):
     two_iterations(name)
 
