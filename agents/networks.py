@@ -64,7 +64,8 @@ def features(space: SpaceTree, obs: Any, image_encoder: str = "cnn") -> Features
 
 
 def zero_features(space: SpaceTree, image_encoder: str = "cnn") -> Features:
-    """Features of a batch of one, for initialisation."""
+    """Features of a batch of one, for initialisation; raises TypeError where a leaf is no space."""
+    spaces.leaves(space)
     return features(space, spaces.zeros(space, (1,)), image_encoder)
 
 

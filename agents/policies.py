@@ -107,7 +107,11 @@ class Policy(NamedTuple):
         return parts
 
     def _squashed(self, leaf: Space) -> bool:
-        return self.box_policy == "tanh_normal" and isinstance(leaf, Box) and leaf.bounded
+        if self.box_policy != "tanh_normal" or not isinstance(leaf, Box):
+            return False
+        low, high = leaf.bounds()
+        with np.errstate(over="ignore"):
+            return bool(np.all(np.isfinite(high - low)))
 
     def _leaf_action(self, leaf: Space, value: jax.Array) -> jax.Array:
         if not isinstance(leaf, Box):
@@ -116,7 +120,10 @@ class Policy(NamedTuple):
         low, high = leaf.bounds()
         if self._squashed(leaf):
             value = low + 0.5 * (jnp.tanh(value) + 1.0) * (high - low)
-        return jnp.clip(value, low, high).astype(leaf.dtype)
+        value = jnp.clip(value, low, high)
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            value = jnp.round(value)
+        return value.astype(leaf.dtype)
 
     def _leaf_log_prob(self, leaf, out, scale, mask, value) -> jax.Array:
         if isinstance(leaf, Discrete):
@@ -150,12 +157,18 @@ def _num_outputs(space: Space) -> int:
 
 
 def _masked(logits: jax.Array, mask: jax.Array | None) -> jax.Array:
-    return logits if mask is None else jnp.where(mask.astype(bool), logits, _MASKED)
+    """Logits of one choice; a row without a legal action (an agent that is out) stays as it is."""
+    if mask is None:
+        return logits
+    mask = mask.astype(bool)
+    return jnp.where(mask | ~jnp.any(mask, -1, keepdims=True), logits, _MASKED)
 
 
 def _components(space: MultiDiscrete, out: jax.Array, mask: jax.Array | None) -> list[jax.Array]:
     """Masked logits of each element of a MultiDiscrete."""
-    return jnp.split(_masked(out, mask), np.cumsum(space.nvec)[:-1], -1)
+    ends = np.cumsum(space.nvec)[:-1]
+    masks = [None] * len(space.nvec) if mask is None else jnp.split(mask, ends, -1)
+    return [_masked(o, m) for o, m in zip(jnp.split(out, ends, -1), masks, strict=True)]
 
 
 def _sample(key, space: Space, out, scale, mask) -> jax.Array:

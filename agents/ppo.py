@@ -79,7 +79,13 @@ class Hparams(NamedTuple):
 
 
 # (lowest, highest) value of an hparam; those not named here must be >= 0
-BOUNDS = {"gamma": (0.0, 1.0), "gae_lambda": (0.0, 1.0), "initial_std": (1e-6, float("inf"))}
+BOUNDS = {
+    "gamma": (0.0, 1.0),
+    "gae_lambda": (0.0, 1.0),
+    "initial_std": (1e-6, float("inf")),
+    "max_grad_norm": (1e-6, float("inf")),
+    "adam_epsilon": (1e-12, 1.0),
+}
 
 
 # of a minibatch; those of the critic stand last, and are missing when the team holds the critic

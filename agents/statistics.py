@@ -15,7 +15,7 @@ class RunningStatistics(NamedTuple):
 
 
 def init(shape: tuple[int, ...] = ()) -> RunningStatistics:
-    """Nothing seen: normalising with it changes nothing."""
+    """Nothing seen: mean 0 and variance 1."""
     return RunningStatistics(jnp.zeros(()), jnp.zeros(shape), jnp.ones(shape))
 
 

@@ -187,7 +187,7 @@ def test_permuting_agents_permutes_an_update(four, order):
 
 def test_a_team_of_one_equals_the_single_agent_learner():
     """The same learner in a loop written by hand, over an environment of one agent."""
-    env = marl.make("jaxmarl/MPE_simple_v3")
+    env = marl.make("toy/probe_both")
     (agent,) = env.agents
     num_envs, length, updates = 3, 4, 3
     team = small_team(env)
@@ -253,7 +253,12 @@ CONFIG = SMALL | {
     "normalize_values": True,
     "clip_values": True,
 }
-BASE = SMOOTH | {"schedule_steps": 400.0, "entropy_coef": 0.1, "clip_epsilon": 0.01}
+BASE = SMOOTH | {
+    "schedule_steps": 400.0,
+    "entropy_coef": 0.1,
+    "clip_epsilon": 0.05,
+    "max_grad_norm": np.inf,
+}
 VALUES = {
     "learning_rate": (3e-3, 1e-2, 3e-2),
     "learning_rate_end": (0.0, 1e-3, 1e-2),
@@ -261,12 +266,12 @@ VALUES = {
     "schedule_steps": (150.0, 400.0, 1000.0),
     "gamma": (0.5, 0.99, 1.0),
     "gae_lambda": (0.0, 0.95, 1.0),
-    "clip_epsilon": (0.001, 0.01, 0.2),
+    "clip_epsilon": (0.02, 0.05, 0.2),
     "value_clip_epsilon": (1e-4, 0.2, 0.4),
     "entropy_coef": (0.0, 0.1, 1.0),
     "entropy_coef_end": (0.0, 0.1, 1.0),
     "value_coef": (0.1, 0.5, 2.0),
-    "max_grad_norm": (1e-3, 0.5, np.inf),
+    "max_grad_norm": (1e-3, 0.1, np.inf),
     "adam_epsilon": (1e-3, 1e-2, 1e-1),
 }
 
@@ -279,6 +284,7 @@ def three():
     """
     team = small_team(shift(), **CONFIG | BASE)
     states, rollout = play(team)
+    rollout = rollout._replace(reward=rollout.reward / 100)
     update = updater(team, key=7)
     own, learner = team.env.observation_spaces["ann"], ppo
     alone = jax.jit(
@@ -333,6 +339,5 @@ def test_per_agent_hparams_are_what_each_learner_has_alone(three, name):
         own = jax.tree.map(lambda x, i=position: x[i], hparams)
         mine, plain = (jax.tree.map(lambda x, i=position: x[i], y) for y in (found, unchanged))
         assert relative_difference(mine, of(position, own)) <= TOLERANCE
-        if VALUES[name][position] != getattr(base, name)[position]:
-            same = identical((mine.actor, mine.critic), (plain.actor, plain.critic))
-            assert not same or VALUES[name][position] == pytest.approx(getattr(base, name)[0])
+        if getattr(hparams, name)[position] != getattr(base, name)[position]:
+            assert not identical((mine.actor, mine.critic), (plain.actor, plain.critic))

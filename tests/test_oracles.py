@@ -17,6 +17,7 @@ from team_cases import (
     all_finite,
     assert_identical,
     compiled,
+    first_state,
     identical,
     play,
     quick_compilation,  # noqa: F401 (a fixture)
@@ -46,26 +47,42 @@ def report_ratio(learner, state, experience, hparams):
     return {"ratio_error": jnp.max(error), "live": jnp.mean(experience.weight)}
 
 
-@pytest.mark.parametrize(
-    ("env", "options"),
-    [
-        (shift(poison=True), NORMALISED | POOLED),  # masks, dead agents
-        (marl.make("toy/heterogeneous"), NORMALISED | {"image_encoder": "flatten"}),  # squashed
-    ],
-    ids=["masked-dead-shared", "squashed-composite"],
-)
-def test_ratio_is_1_before_the_first_gradient_step(env, options):
-    team = small_team(env, Spy(report_ratio), learning_rate=0.02, **options)
-    start, _ = trained(team, compiled(team), 0)
-    state, metrics = trained(team, compiled(team), 4)
+RATIO = Spy(report_ratio)
+
+
+def test_ratio_is_1_before_the_first_gradient_step_of_every_update():
+    """With masks, agents that are dead or away, shared parameters and statistics that move."""
+    team = small_team(shift(poison=True), RATIO, learning_rate=0.02, **NORMALISED, **POOLED)
+    _, metrics = trained(team, compiled(team), 4)
+    (group,) = metrics.learner
+    assert np.max(group["ratio_error"]) <= 1e-5
+    assert np.all(group["approx_kl"] > 1e-6)  # within the update it then moves
+    shares = [np.mean(rows + rows[:2]) for rows in SHIFT_ACTIVE.values()]
+    assert group["live"][0] == pytest.approx(np.mean(shares))
+
+
+def test_ratio_is_1_for_composite_and_squashed_actions():
+    """Statistics and parameters far from fresh ones; the policies leave the middle of the box."""
+    env = marl.make("toy/heterogeneous")
+    spy = Spy(report_ratio, learns=False)
+    team = small_team(env, spy, image_encoder="flatten", normalize_observations=True)
+    trainer = compiled(team)
+    state = first_state(team, trainer)
+
+    def moved(group):
+        statistics = group.obs_statistics
+        statistics = statistics._replace(
+            total=statistics.total + 50,
+            mean=statistics.mean + 0.3,
+            variance=statistics.variance * 2,
+        )
+        params = jax.tree.map(lambda x: x * 10, group.actor.params)
+        return group._replace(actor=group.actor._replace(params=params), obs_statistics=statistics)
+
+    state = state._replace(team=tuple(moved(group) for group in state.team))
+    _, metrics = trainer.chunk(state, 2)
     for group in metrics.learner:
-        assert np.max(group["ratio_error"]) <= 1e-5
-        assert np.all(group["approx_kl"] > 1e-6)  # within the update it then moves
-    if isinstance(env.env, Shift):
-        live = np.mean([group["live"][0] for group in metrics.learner])
-        shares = [np.mean(rows + rows[:2]) for rows in SHIFT_ACTIVE.values()]
-        assert live == pytest.approx(np.mean(shares))
-    assert not identical(start.team, state.team)
+        assert np.max(group["ratio_error"]) <= 1e-5 and np.all(group["live"][:2] == 1)
 
 
 # Isolation
@@ -110,19 +127,31 @@ def test_a_reward_reaches_its_team_and_nobody_else(isolated, victim, damage):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"critic": ["self", "all"]}, POOLED],
-    ids=["independent", "pooled"],
+    "options", [{"critic": ["self", "all"]}, POOLED], ids=["independent", "pooled"]
 )
 def test_what_must_not_be_read_changes_nothing(options):
     """NaN in observations, rewards and masks of who is out, and where nothing follows."""
-    healthy, poisoned = (
-        trained(team, compiled(team), 3)
-        for team in (small_team(shift(poison), **NORMALISED, **options) for poison in (False, True))
-    )
-    assert all_finite(poisoned[0].team) and all_finite(poisoned[1])
-    assert_identical(poisoned[0].team, healthy[0].team)
-    assert_identical(poisoned[1], healthy[1])
+    teams = [small_team(shift(poison), **NORMALISED, **options) for poison in (False, True)]
+    assert teams[0].spec == teams[1].spec
+    (healthy, steps), (poisoned, poisoned_steps) = (play(team) for team in teams)
+    assert_identical(healthy, poisoned)
+    assert not all_finite(poisoned_steps.reward)  # those that nobody may read
+    update, hparams = updater(teams[0]), teams[0].group_hparams()
+    for _ in range(2):
+        healthy, metrics = update(healthy, steps, hparams)
+        poisoned, poisoned_metrics = update(poisoned, poisoned_steps, hparams)
+        assert all_finite(poisoned) and all_finite(poisoned_metrics)
+        assert_identical(poisoned, healthy)
+        assert_identical(poisoned_metrics, metrics)
+
+
+def test_a_poisoned_team_trains():
+    """Through the train step, whose returns are those worked out by hand."""
+    team = small_team(shift(poison=True), RATIO, **NORMALISED, **POOLED)
+    state, metrics = trained(team, compiled(team), 3)
+    assert all_finite(state.team) and all_finite(metrics)
+    returns = metrics.episodes.returns.sum(0) / metrics.episodes.finished.sum()
+    np.testing.assert_allclose(returns, [21.0, 60.0, 1000.0])
 
 
 def test_poison_in_the_logit_of_an_illegal_action_stays_there():

@@ -12,46 +12,64 @@ from team_cases import (
 )
 
 import marl
+from marl import evaluation
 from marl.agents.learner import ActInput
 from marl.envs.errors import UsageError
+from marl.policy import Policy
 
 SIZES = {"num_envs": 2, "rollout_length": 4, "eval_episodes": 2, "progress": False}
 MIXED = marl.make("toy/heterogeneous")
 
 
+def fresh(env, **options):
+    """A fresh team and the policies it makes, by mode."""
+    team = small_team(env, **options)
+    hparams = team.group_hparams()
+    init = jax.jit(team.learner.init, compiler_options={"xla_backend_optimization_level": 0})
+    state = init(jax.random.key(0), hparams)
+    policies = {
+        mode: Policy(team.env, team.spec, state, hparams, mode) for mode in evaluation.MODES
+    }
+    return team, policies
+
+
 @pytest.fixture(scope="module")
-def run():
-    """Two seeds of a mixed team, one of whose sharing sets acts for two agents."""
-    team = small_team(MIXED, sharing="group", learning_rate=0.01)
-    return marl.train(MIXED, team, 24, num_seeds=2, **SIZES)
+def mixed():
+    """Agents of three kinds; the scouts act with one parameter set."""
+    return fresh(MIXED, sharing="group", image_encoder="flatten")
 
 
 @pytest.fixture(scope="module")
 def masked():
-    env = shift()
-    return marl.train(env, small_team(env), 8, **SIZES)
+    return fresh(shift())
 
 
-@pytest.mark.parametrize("greedy", [False, True])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_policy_acts_as_the_team_does(run, greedy, seed):
+@pytest.fixture(scope="module")
+def run():
+    """Two trained seeds."""
+    env = marl.make("toy/probe_continuous", num_agents=2)
+    return marl.train(env, small_team(env, learning_rate=0.01), 16, num_seeds=2, **SIZES)
+
+
+@pytest.mark.parametrize("mode", evaluation.MODES)
+def test_a_policy_acts_as_the_team_does(mixed, mode):
+    team, policies = mixed
     obs, _ = MIXED.reset(jax.random.key(1))
-    key = jax.random.key(2)
-    action, memory = run.policy(greedy=greedy, seed=seed)(key, obs)
-    learner = run.team.learner
-    state, hparams = jax.tree.map(lambda x: x[seed], (run.state.team, run.state.hparams))
+    key, policy = jax.random.key(2), policies[mode]
+    action, memory = policy(key, obs)
+    learner = team.learner
     by_position = [jax.tree.map(lambda x: x[None], obs[agent]) for agent in MIXED.agents]
     inputs = ActInput(by_position, None, learner.initial_memory(1), jnp.zeros(1, bool))
-    act = jax.jit(learner.act_greedy if greedy else learner.act)
-    expected = act(key, state, inputs, hparams)
-    assert list(action) == sorted(MIXED.agents) or set(action) == set(MIXED.agents)
+    act = jax.jit(learner.act_greedy if mode == "greedy" else learner.act)
+    expected = act(key, policy.state, inputs, policy.hparams)
+    assert set(action) == set(MIXED.agents)
     assert_identical(action, jax.tree.map(lambda x: x[0], expected.action))
     assert jax.tree.structure(memory) == jax.tree.structure(expected.memory)
 
 
-def test_actions_belong_to_the_action_spaces(run):
+def test_actions_belong_to_the_action_spaces(mixed):
     obs, state = MIXED.reset(jax.random.key(1))
-    action, _ = run.policy()(jax.random.key(2), obs)
+    action, _ = mixed[1]["stochastic"](jax.random.key(2), obs)
     assert action["scout_0"].shape == () and 0 <= action["scout_0"] < 3
     assert action["pilot"]["thrust"].shape == (2,) and np.all(
         np.abs(action["pilot"]["thrust"]) <= 1
@@ -61,23 +79,23 @@ def test_actions_belong_to_the_action_spaces(run):
     assert set(timestep.reward) == set(MIXED.agents)
 
 
-def test_seeds_and_keys_differ_and_greedy_needs_no_key(run):
-    obs, _ = MIXED.reset(jax.random.key(1))
-    thrust = [
-        run.policy(seed=seed)(jax.random.key(key), obs)[0]["pilot"]["thrust"]
+def test_a_policy_of_each_seed_of_a_run(run):
+    obs, _ = run.team.env.reset(jax.random.key(1))
+    actions = [
+        run.policy(seed=seed)(jax.random.key(key), obs)[0]["agent_1"]
         for seed, key in ((0, 0), (0, 0), (0, 1), (1, 0))
     ]
-    np.testing.assert_array_equal(thrust[0], thrust[1])
-    assert not np.array_equal(thrust[0], thrust[2])
-    assert not np.array_equal(thrust[0], thrust[3])
+    np.testing.assert_array_equal(actions[0], actions[1])
+    assert actions[0] != actions[2] and actions[0] != actions[3]
+    assert_identical(run.policy(seed=1).state, jax.tree.map(lambda x: x[1], run.state.team))
     greedy = run.policy(greedy=True)
     assert_identical(greedy(jax.random.key(0), obs), greedy(jax.random.key(1), obs))
     with pytest.raises(UsageError, match="seed = 2 is out of range; this run has 2"):
         run.policy(seed=2)
 
 
-def test_a_policy_may_be_vmapped_and_jitted(run):
-    policy = run.policy()
+def test_a_policy_may_be_vmapped_and_jitted(mixed):
+    policy = mixed[1]["stochastic"]
     keys = jax.random.split(jax.random.key(0), 3)
     obs, _ = jax.vmap(MIXED.reset)(keys)
     many, _ = jax.jit(jax.vmap(policy))(keys, obs)
@@ -87,8 +105,8 @@ def test_a_policy_may_be_vmapped_and_jitted(run):
     np.testing.assert_allclose(many["pilot"]["thrust"][1], one["pilot"]["thrust"], rtol=1e-5)
 
 
-def test_memory_goes_in_and_out(run):
-    policy = run.policy()
+def test_memory_goes_in_and_out(mixed):
+    policy = mixed[1]["stochastic"]
     obs, _ = MIXED.reset(jax.random.key(1))
     first, memory = policy(jax.random.key(2), obs)
     again, _ = policy(jax.random.key(2), obs, policy.initial_memory())
@@ -97,7 +115,7 @@ def test_memory_goes_in_and_out(run):
 
 
 def test_masks_are_asked_for_and_obeyed(masked):
-    env, policy = masked.team.env, masked.policy()
+    env, policy = masked[0].env, masked[1]["stochastic"]
     obs, state = env.reset(jax.random.key(0))
     with pytest.raises(UsageError, match=r"pass action_mask=env.action_mask\(state\)"):
         policy(jax.random.key(0), obs)
@@ -107,7 +125,7 @@ def test_masks_are_asked_for_and_obeyed(masked):
 
 
 def test_who_is_out_is_not_looked_at(masked):
-    env, policy = masked.team.env, masked.policy()
+    env, policy = masked[0].env, masked[1]["stochastic"]
     obs, state = env.reset(jax.random.key(0))
     mask, key = env.action_mask(state), jax.random.key(0)
     active = {"ann": True, "bob": False, "cid": True}
@@ -116,18 +134,18 @@ def test_who_is_out_is_not_looked_at(masked):
     assert_identical(action, poisoned)
 
 
-def test_a_missing_agent_is_named(run):
+def test_a_missing_agent_is_named(mixed):
     obs, _ = MIXED.reset(jax.random.key(1))
     with pytest.raises(UsageError) as error:
-        run.policy()(jax.random.key(0), {k: v for k, v in obs.items() if k != "crew"})
+        mixed[1]["greedy"](jax.random.key(0), {k: v for k, v in obs.items() if k != "crew"})
     message = str(error.value)
     assert "observations of crew are missing" in message and "pilot" in message
 
 
 def test_a_saved_policy_acts_the_same(run, tmp_path):
-    path = run.save(tmp_path / "run")
-    obs, _ = MIXED.reset(jax.random.key(1))
-    loaded = marl.load(path, env=MIXED, team=run.team)
+    env = run.team.env
+    loaded = marl.load(run.save(tmp_path / "run"))
+    obs, _ = env.reset(jax.random.key(1))
     for seed in (0, 1):
         before, after = (x.policy(seed=seed)(jax.random.key(4), obs) for x in (run, loaded))
         assert_identical(before, after)

@@ -112,10 +112,12 @@ def test_resuming_gives_the_bits_of_an_uninterrupted_run(whole, tmp_path):
 
 
 def test_resuming_with_a_longer_total_and_a_constant_schedule(tmp_path):
-    team = small_team(ENV)
-    train(2, team, out=tmp_path / "run")
-    resumed = train(6, team, out=tmp_path / "run", resume=tmp_path / "run")
-    straight = train(6, team)
+    """Agents here share parameters, and episodes start from a pool of resets."""
+    team, pool = small_team(ENV, sharing="group", num_minibatches=4), {"reset_pool": 3}
+    train(2, team, out=tmp_path / "run", **pool)
+    resumed = train(6, team, out=tmp_path / "run", resume=tmp_path / "run", **pool)
+    straight = train(6, team, **pool)
+    assert all_finite(straight.state.team) and straight.metrics[0]["episodes"] == 16
     assert_identical(resumed.state.team, straight.state.team)
     assert_identical(resumed.state.carry, straight.state.carry)
 
@@ -226,12 +228,6 @@ def test_an_equal_environment_will_do():
     again = marl.make("toy/probe_both", num_agents=2)
     run = marl.train(again, small_team(ENV, **LINEAR), STEPS, progress=False, **SIZES)
     assert run.updates == 1
-
-
-def test_sharing_sets_and_reset_pools_train():
-    """Folded, the two agents' 16 samples divide into minibatches that count for both."""
-    run = train(2, small_team(ENV, sharing="group", num_minibatches=4), reset_pool=3)
-    assert all_finite(run.state.team) and run.metrics[0]["episodes"] == 16
 
 
 # What leaves the compiled program (J4)
