@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 DEMO_STEPS ?= 2_000_000
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n 2 --dist loadfile
 BENCH_ARGS ?=
 
 BIN := $(VENV)/bin

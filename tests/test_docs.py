@@ -15,7 +15,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import marl
-from marl import cli, config, experiment
+from marl import cli, config, experiment, export
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
@@ -111,7 +111,8 @@ def command_lines(page):
 
 def pretend_to_run(monkeypatch):
     """Commands go as far as describing what would be trained, which compiles nothing."""
-    run = SimpleNamespace(interrupted=False, evaluations=[{}], evaluate=lambda **kwargs: {})
+    run = SimpleNamespace(interrupted=False, evaluations=[{}], evaluate=lambda *a, **kw: {})
+    written = SimpleNamespace(iterdir=list)
 
     def describe_only(loaded, out, progress):
         assert experiment.describe(loaded)
@@ -119,7 +120,8 @@ def pretend_to_run(monkeypatch):
 
     monkeypatch.setattr(experiment, "train", describe_only)
     monkeypatch.setattr(experiment, "resume", lambda directory, settings, progress: run)
-    monkeypatch.setattr(marl, "load", lambda path: run, raising=False)
+    monkeypatch.setattr(experiment, "load", lambda *arguments, **kwargs: run)
+    monkeypatch.setattr(export, "export", lambda *arguments: written)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -65,7 +65,7 @@ def test_a_plain_line_tells_steps_speed_time_left_and_returns(clock):
 def test_compilation_is_announced_and_timed(clock, kind):
     progress = kind(console(), clock=clock)
     with progress.compiling("the training step"):
-        assert kind is BarProgress or lines(progress) == ["compiling the training program ..."]
+        assert kind is BarProgress or lines(progress) == ["compiling the training step ..."]
         clock.now += 12
     assert "12 s" in lines(progress)[-1]
 
@@ -74,7 +74,7 @@ def test_a_compilation_that_fails_is_not_called_done(clock):
     progress = LineProgress(console(), clock=clock)
     with pytest.raises(RuntimeError), progress.compiling("the training step"):
         raise RuntimeError
-    assert lines(progress) == ["compiling the training program ..."]
+    assert lines(progress) == ["compiling the training step ..."]
 
 
 def test_a_bar_shows_the_same_on_a_terminal(clock):

@@ -24,8 +24,8 @@ def test_vector_step_equals_single_steps():
     step, ends = jax.jit(env.step), 0
     for key in jax.random.split(jax.random.key(1), T):
         timestep, after = step(key, state, act(1))
-        key_step, key_reset = jax.random.split(key)
-        keys, reset_keys = jax.random.split(key_step, B), jax.random.split(key_reset, B)
+        *keys, key_reset = jax.random.split(key, B + 1)
+        reset_keys = jax.random.split(key_reset, B)
         for b in range(B):
             mine = jax.tree.map(lambda x, b=b: x[b], (timestep, after.env, state.env))
             expected, reached = single.advance(keys[b], mine[2], {"a": jnp.asarray(1)})
