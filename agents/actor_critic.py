@@ -161,22 +161,28 @@ def log_prob(parts: Parts, state: State, experience: Rollout) -> jax.Array:
     )
 
 
-def apply_gradients(state: State, grads: Any, hparams: Any) -> State:
-    """One optimiser step; `grads` has the fields `actor` and `critic`, None for what stays."""
-    if grads.actor is not None:
-        actor = step_network(state.actor, grads.actor, hparams, hparams.learning_rate)
-        state = state._replace(actor=actor)
-    if grads.critic is not None:
-        rate = hparams.learning_rate * hparams.critic_learning_rate_scale
-        state = state._replace(critic=step_network(state.critic, grads.critic, hparams, rate))
-    return state
-
-
 class Gradients(NamedTuple):
-    """What `apply_gradients` takes."""
+    """What `apply_gradients` takes; None for a network that stays as it is."""
 
     actor: Any = None  # like state.actor.params
     critic: Any = None  # like state.critic.params
+
+
+def apply_gradients(
+    state: State, grads: Gradients, hparams: Any, learning_rate: jax.Array | None = None
+) -> State:
+    """One optimiser step of the networks that have gradients.
+
+    `learning_rate` [] is the actor's, from a schedule; None for the hparam. The critic's is that
+    times `critic_learning_rate_scale`.
+    """
+    rate = hparams.learning_rate if learning_rate is None else learning_rate
+    if grads.actor is not None:
+        state = state._replace(actor=step_network(state.actor, grads.actor, hparams, rate))
+    if grads.critic is not None:
+        rate = rate * hparams.critic_learning_rate_scale
+        state = state._replace(critic=step_network(state.critic, grads.critic, hparams, rate))
+    return state
 
 
 def actor_features(parts: Parts, state: State, obs: Any) -> Features:

@@ -13,11 +13,10 @@ import jax.numpy as jnp
 import optax
 
 from marl.agents import actor_critic, losses, networks, policies, schedules
-from marl.agents.actor_critic import Parts, State, Values
+from marl.agents.actor_critic import Gradients, Parts, State, Values
 from marl.agents.learner import CriticSpace, Learner, Rollout
 from marl.agents.networks import Features
-from marl.agents.optimizer import NetworkState, step_network
-from marl.agents.validation import at_least, divisible, one_of
+from marl.agents.validation import at_least, divisible, one_of, positive_integers
 from marl.envs.errors import UsageError
 from marl.envs.spaces import SpaceTree
 
@@ -44,6 +43,8 @@ class Config:
     def __post_init__(self):
         at_least("num_epochs", self.num_epochs, 1)
         at_least("num_minibatches", self.num_minibatches, 1)
+        positive_integers("hidden_sizes", self.hidden_sizes)
+        positive_integers("critic_hidden_sizes", self.critic_hidden_sizes)
         one_of("activation", self.activation, networks.ACTIVATIONS)
         one_of("torso", self.torso, networks.TORSOS)
         one_of("image_encoder", self.image_encoder, networks.IMAGE_ENCODERS)
@@ -178,10 +179,9 @@ def update(
     critic_batch = None if values is None else _critic_batch(state, values)
     step = partial(_minibatch_step, parts, hparams, scheduled, batch, critic_batch)
     indices = _shuffled(experience.shuffle_key, config, batch, critic_batch)
-    (actor, critic), rows = jax.lax.scan(step, (state.actor, state.critic), indices)
+    state, rows = jax.lax.scan(step, state, indices)
     metrics = dict(zip(_METRICS, jnp.mean(rows, 0), strict=False)) | scheduled._asdict()
     metrics |= {} if values is None else values.metrics
-    state = state._replace(actor=actor, critic=critic)
     return actor_critic.move_statistics(parts, state, experience, values), metrics
 
 
@@ -223,31 +223,29 @@ def _minibatch_step(
     scheduled: Scheduled,
     actor_samples: Batch,
     critic_samples: CriticBatch | None,
-    pair: tuple[NetworkState, Any],
+    state: State,
     indices: tuple[jax.Array, jax.Array | None],
-) -> tuple[tuple[NetworkState, Any], jax.Array]:
+) -> tuple[State, jax.Array]:
     """One gradient step of the actor and one of the critic; the body of the scan.
 
     Metrics are those of `_METRICS` that there are, in this order.
     """
-    actor, critic = pair
-    rate = scheduled.learning_rate
     batch = jax.tree.map(lambda x: x[indices[0]], actor_samples)
-    grads, metrics = jax.grad(_actor_loss, argnums=1, has_aux=True)(
-        parts, actor.params, batch, hparams.clip_epsilon, scheduled.entropy_coef
+    actor_grads, metrics = jax.grad(_actor_loss, argnums=1, has_aux=True)(
+        parts, state.actor.params, batch, hparams.clip_epsilon, scheduled.entropy_coef
     )
-    metrics["actor_grad_norm"] = optax.tree.norm(grads)
-    actor = step_network(actor, grads, hparams, rate)
+    metrics["actor_grad_norm"] = optax.tree.norm(actor_grads)
+    grads = Gradients(actor=actor_grads)
     if critic_samples is not None:
         critic_batch = jax.tree.map(lambda x: x[indices[1]], critic_samples)
-        grads, metrics["value_loss"] = jax.grad(_critic_loss, argnums=1, has_aux=True)(
-            parts, critic.params, critic_batch, hparams
+        critic_grads, metrics["value_loss"] = jax.grad(_critic_loss, argnums=1, has_aux=True)(
+            parts, state.critic.params, critic_batch, hparams
         )
-        metrics["critic_grad_norm"] = optax.tree.norm(grads)
-        rate = rate * hparams.critic_learning_rate_scale
-        critic = step_network(critic, grads, hparams, rate)
+        metrics["critic_grad_norm"] = optax.tree.norm(critic_grads)
+        grads = grads._replace(critic=critic_grads)
+    state = actor_critic.apply_gradients(state, grads, hparams, scheduled.learning_rate)
     # one vector leaves the scan, not one array per metric: fewer kernels to compile
-    return (actor, critic), jnp.stack([metrics[name] for name in _METRICS if name in metrics])
+    return state, jnp.stack([metrics[name] for name in _METRICS if name in metrics])
 
 
 def _actor_loss(
@@ -289,16 +287,19 @@ def _shuffled(
 ) -> tuple[jax.Array, jax.Array | None]:
     """Sample indices [num_epochs * num_minibatches, samples per minibatch] of actor and critic."""
 
-    def indices(size: int) -> jax.Array:
+    def indices(key: jax.Array, size: int) -> jax.Array:
         # sorting random words is a permutation, and compiles in a third of the time of one
         orders = jnp.argsort(jax.random.bits(key, (config.num_epochs, size)))
         return orders.reshape(config.num_epochs * config.num_minibatches, -1)
 
-    actor = indices(actor_samples.weight.shape[0])
+    size = actor_samples.weight.shape[0]
+    actor = indices(key, size)
     if critic_samples is None:
         return actor, None
-    size = critic_samples.weight.shape[0]
-    return actor, actor if size == actor_samples.weight.shape[0] else indices(size)
+    critic_size = critic_samples.weight.shape[0]
+    if critic_size == size:
+        return actor, actor
+    return actor, indices(jax.random.fold_in(key, 1), critic_size)
 
 
 def _flatten(tree: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from typing import Any
 
 from marl.envs.errors import UsageError, nearest
@@ -20,6 +21,13 @@ def at_least(name: str, value: float, lowest: float) -> None:
         raise UsageError(f"{name} = {value} is out of range; give {lowest} or more")
 
 
+def positive_integers(name: str, values: tuple[Any, ...]) -> None:
+    """Every entry of `values` must be an integer of at least 1."""
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UsageError(f"{name} = {list(values)} has {value!r}; give integers of at least 1")
+
+
 def divisible(name: str, value: int, divisor_name: str, divisor: int) -> None:
     """`value` must be a multiple of `divisor`."""
     if value % divisor:
@@ -33,7 +41,7 @@ def hparams_in_range(hparams: Any, bounds: Mapping[str, tuple[float, float]]) ->
     """Every float must lie in its (lowest, highest) of `bounds`; others must be >= 0."""
     for name, value in hparams._asdict().items():
         low, high = bounds.get(name, (0.0, math.inf))
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, Real):
             raise UsageError(f"{name} = {value!r} is a {type(value).__name__}; give a number")
-        if not low <= value <= high:
+        if not low <= float(value) <= high:
             raise UsageError(f"{name} = {value} is out of range; give a number in [{low}, {high}]")

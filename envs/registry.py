@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from marl.envs.errors import UsageError, nearest
 from marl.envs.interface import AutoReset
 from marl.envs.naming import by_name
-from marl.envs.validation import missing_members, validate
+from marl.envs.validation import check_hash, missing_members, validate
 
 __all__ = ["Entry", "SUITES", "by_name", "listing", "make", "validate"]
 
@@ -92,13 +92,7 @@ def _make_from_factory(id: str, kwargs: dict[str, Any]) -> Any:
             f"{id} returned a {type(env).__name__} without {', '.join(missing)}; an environment "
             "has the members of marl.envs.interface.Environment"
         )
-    try:
-        hash(env)
-    except TypeError:
-        raise UsageError(
-            f"{id} returned a {type(env).__name__} that does not hash; compiled programs are kept "
-            "by environment, so make it a value: @dataclass(frozen=True), with tuples for lists"
-        ) from None
+    check_hash(env)
     return by_name(env)
 
 

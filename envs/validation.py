@@ -38,6 +38,7 @@ def validate(env: Any) -> None:
     """Raise UsageError unless `env` (see `naming.by_name`) returns what it declares."""
     if missing := missing_members(env):
         raise UsageError(f"the environment {_name(env)} lacks {', '.join(missing)}")
+    check_hash(env)
     _check_agents(env)
     _check_spaces(env)
     key = jax.random.key(0)
@@ -55,6 +56,17 @@ def validate(env: Any) -> None:
         )
     _check_timestep(env, result[0])
     _check_same("the state that step returns", state, result[1])
+
+
+def check_hash(env: Any) -> None:
+    """Raise UsageError unless `env` is a value."""
+    try:
+        hash(env)
+    except TypeError:
+        raise UsageError(
+            f"the environment {_name(env)} does not hash; compiled programs are kept by "
+            "environment, so make it a value: @dataclass(frozen=True), with tuples for lists"
+        ) from None
 
 
 def _check_agents(env: Any) -> None:

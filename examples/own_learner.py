@@ -32,7 +32,8 @@ class Hparams(NamedTuple):
     learning_rate: Any = 0.01
     gamma: Any = 0.99
 
-    bounds = {"gamma": (0.0, 1.0)}
+
+BOUNDS = {"gamma": (0.0, 1.0)}  # (lowest, highest); others must be at least 0
 
 
 class State(NamedTuple):

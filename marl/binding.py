@@ -67,7 +67,15 @@ def bind_options(algorithm: Any, name: Any, options: Mapping[str, Any]) -> tuple
             )
     hparams = algorithm.Hparams(**floats)
     hparams_in_range(hparams, getattr(algorithm, "BOUNDS", {}))
-    return algorithm.Config(**config), hparams
+    bound = algorithm.Config(**config)
+    try:
+        hash(bound)
+    except TypeError:
+        raise UsageError(
+            f"the Config of learner {_name(name)} does not hash: {bound}; make it a frozen "
+            "dataclass, with tuples for lists"
+        ) from None
+    return bound, hparams
 
 
 def _config_value(option: str, value: Any, field: Any) -> Any:

@@ -29,6 +29,11 @@ def parse(critic: Any, where: str, agents: Sequence[str]) -> tuple[str, ...]:
     Raises:
       UsageError: a word is neither a scope nor matches an agent.
     """
+    if not isinstance(critic, str | list | tuple):
+        raise UsageError(
+            f"{where} = {critic!r} is a {type(critic).__name__}; give {', '.join(SCOPES)}, or a "
+            "list of agents and these words"
+        )
     words = (critic,) if isinstance(critic, str) else tuple(critic)
     if not words:
         raise UsageError(f"{where} is empty; {nearest('', (*SCOPES, *agents))}")
@@ -53,6 +58,7 @@ def resolve(
     own_first: bool,
     agents: Sequence[str],
     kinds: Sequence[Any],
+    members: Sequence[int] = (),
 ) -> Scope:
     """The sources that an agent's critic reads.
 
@@ -63,6 +69,7 @@ def resolve(
         by agents that are paid differently, who else would all get one value.
       agents: ids in declared order.
       kinds: per agent, anything that is equal for agents with the same observation structure.
+      members: of the agent's sharing set, who must all see scopes of one structure.
     """
     if tokens == ("self",):
         return ("self",)
@@ -72,7 +79,9 @@ def resolve(
     ordered: list[Source] = sorted(seen)
     if own_first:
         first_of_kind = [kinds.index(kind) for kind in kinds]
-        others = sorted(seen - {position}, key=lambda index: (first_of_kind[index], index))
+        # "self" stands for the agent's own entry, unless others of its set have no such entry
+        own = {position} if seen.issuperset(members) else set()
+        others = sorted(seen - own, key=lambda index: (first_of_kind[index], index))
         ordered = ["self", *others]
     return (*ordered, "state") if "state" in tokens else tuple(ordered)
 

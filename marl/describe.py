@@ -25,11 +25,10 @@ def _describe_group(team: Any, index: int, group: Group, state: Any) -> list[str
     names = team.agents
     first = team.spec.agents[group.positions[0]]
     num_sets, num_members = group.shape
-    how = (
-        f"{num_sets} parameter sets, vmapped" if num_sets > 1 else "one parameter set, not vmapped"
-    )
+    how = f"{num_sets} parameter sets" if num_sets > 1 else "one parameter set"
     if num_members > 1:
-        how += f", each shared by {num_members} agents"
+        how += f"{', each' * (num_sets > 1)} shared by {num_members} agents"
+    how += ", vmapped" if group.vectorise and max(group.shape) > 1 else ", not vmapped"
     reason = team.lifted.reasons[index]
     per = "set" if num_members > 1 else "agent"
     lines = [

@@ -88,7 +88,9 @@ def best(path: Path, seed: int, report: Any = warnings.warn) -> Path:
     """The best weights of one seed (by index)."""
     found = checkpoint.latest(path / BEST / f"seed_{seed}", report)
     if found is None:
-        raise UsageError(f"{path} holds no best weights of seed {seed}: it was not evaluated yet")
+        raise UsageError(
+            f"{path} holds no best weights of seed {seed}; evaluations during training keep them"
+        )
     return found
 
 

@@ -152,7 +152,7 @@ def _init(built: tuple[Group, ...], key: jax.Array, hparams: tuple[Any, ...]) ->
     """Per group, states [S, ...]; the key of a set comes from its first member's position."""
     states = []
     for group, group_hparams in zip(built, hparams, strict=True):
-        keys = _keys(key, [members[0] for members in group.sets])
+        keys = groups.position_keys(key, [members[0] for members in group.sets])
         states.append(groups.over_sets(group, group.learner.init, (0, 0), keys, group_hparams))
     return tuple(states)
 
@@ -178,7 +178,7 @@ def _act(
 ) -> ActOutput:
     """Actions by agent id. `inputs.obs` and `inputs.action_mask` are by position; extras are the
     `GroupSteps` of each group, which `update` wants back."""
-    agent_keys = _keys(key, range(len(spec.agents)))
+    agent_keys = groups.position_keys(key, range(len(spec.agents)))
     action: dict[int, Any] = {}
     memories, steps = [], []
     for index, group in enumerate(built):
@@ -240,7 +240,7 @@ def _update(
         own, axes = experience.of_group(
             group, rollout, index, result, observations, finals, key_shuffle
         )
-        keys = _keys(key_update, [members[0] for members in group.sets])
+        keys = groups.position_keys(key_update, [members[0] for members in group.sets])
         new_state, group_metrics = groups.over_sets(
             group,
             group.learner.update,
@@ -253,8 +253,3 @@ def _update(
         states.append(new_state)
         metrics.append(group_metrics)
     return tuple(states), tuple(metrics)
-
-
-def _keys(key: jax.Array, positions: Sequence[int]) -> jax.Array:
-    """One key per position, the same however agents are grouped."""
-    return jax.vmap(partial(jax.random.fold_in, key))(jnp.asarray(positions))

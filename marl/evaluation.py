@@ -1,7 +1,8 @@
 """Evaluation: whole episodes, a fixed number from each parallel environment.
 
 Counting the first n episodes to finish would favour short ones; here every environment contributes
-the same number, however long they take. Returns are raw: unpooled, unscaled rewards.
+the same number, however long they take. Returns are sums of raw rewards: of each agent its own, of
+a reward team the pooled ones.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ import numpy as np
 
 from marl import rollout
 from marl.agents.learner import ActFn, ActInput, ActOutput
+from marl.agents.validation import at_least, one_of
 from marl.dispatch import TeamSpec, lift
 from marl.envs.vector import VectorEnv
 from marl.envs.wrappers import with_statistics
@@ -64,6 +66,8 @@ def evaluate(
       `team_returns` by reward team of more than one agent, `success` where the environment knows
       it; means with `std` over episodes.
     """
+    at_least("episodes", episodes, 1)
+    one_of("mode", mode, MODES)
     per_env = -(-episodes // _MOST_ENVS)
     num_envs = -(-episodes // per_env)
     spec = _Spec(env, team, num_envs, per_env)
@@ -89,7 +93,7 @@ def _play(
 
     def step(carry: Carry, index: jax.Array) -> tuple[Carry, rollout.Step]:
         keys = jax.random.split(jax.random.fold_in(key_steps, index))
-        return rollout.act_and_step(spec.team, env, act, state, hparams, carry, keys)
+        return rollout.act_and_step(spec.team, env, act, keys, state, carry, hparams)
 
     carry = rollout.start(spec.team, env, key_reset)
     ended = jax.eval_shape(step, carry, jnp.int32(0))[1].ended

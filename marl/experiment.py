@@ -8,9 +8,9 @@ from typing import Any
 
 from marl import config as configuration
 from marl.config import Config
+from marl.directory import CHECKPOINTS, CONFIG
 from marl.envs.errors import UsageError
 
-CONFIG_FILE = "config.yaml"  # in a run directory
 MAY_CHANGE = ("training.total_steps", "training.log_interval", "evaluation", "checkpoint")
 
 
@@ -22,23 +22,6 @@ def build(config: Config, env: Any = None) -> tuple[Any, Any]:
     options = dict(vars(config.team))
     learner = dict(options.pop("learner"))
     return env, marl.team(env, learner.pop("name"), **options, **learner)
-
-
-def program_spec(team: Any, config: Config) -> Any:
-    """What the compiled program of a recorded run depends on."""
-    from marl.program import ProgramSpec
-
-    training = config.training
-    return ProgramSpec(
-        team.env,
-        team.spec,
-        training.num_envs,
-        training.rollout_length,
-        training.reset_pool,
-        training.num_seeds,
-        training.log_interval,
-        training.on_nan == "skip",
-    )
 
 
 def training_arguments(config: Config) -> dict[str, Any]:
@@ -85,7 +68,7 @@ def resume(directory: str | Path, settings: Iterable[str] = (), progress: bool =
     """
     import marl
 
-    file = run_directory(directory) / CONFIG_FILE
+    file = run_directory(directory) / CONFIG
     settings = list(settings)
     before, config = configuration.load(file), configuration.load(file, settings)
     changed = _differences(configuration.to_dict(before), configuration.to_dict(config))
@@ -114,7 +97,7 @@ def load(
     settings = list(settings)
     if not settings:
         return marl.load(directory, report=report)
-    file = run_directory(directory) / CONFIG_FILE
+    file = run_directory(directory) / CONFIG
     before, config = configuration.load(file), configuration.load(file, settings)
     changed = _differences(configuration.to_dict(before), configuration.to_dict(config))
     fixed = [key for key in changed if not key.startswith("env.")]
@@ -127,7 +110,7 @@ def load(
 def _check_unfinished(directory: Path, total_steps: int) -> None:
     from marl import checkpoint
 
-    newest = checkpoint.latest(directory / "checkpoints", report=lambda text: None)
+    newest = checkpoint.latest(directory / CHECKPOINTS, report=lambda text: None)
     done = 0 if newest is None else checkpoint.read_manifest(newest)["step"]
     if done >= total_steps:
         raise UsageError(
@@ -147,8 +130,8 @@ def run_directory(directory: str | Path) -> Path:
     path = Path(directory)
     if not path.is_dir():
         raise UsageError(f"there is no run directory {path}")
-    if not (path / CONFIG_FILE).is_file():
-        raise UsageError(f"{path} is not a run directory: it has no {CONFIG_FILE}")
+    if not (path / CONFIG).is_file():
+        raise UsageError(f"{path} is not a run directory: it has no {CONFIG}")
     return path
 
 

@@ -90,11 +90,11 @@ def _exported(policy: Policy, weights: dict, memory: dict) -> Any:
             policy.mode,
             jax.random.wrap_key_data(key),
             jax.tree.unflatten(state_tree, [weight(weights, name) for name in state]),
-            policy.hparams,
             obs,
             jax.tree.unflatten(memory_tree, [memory[name] for name in memory_names]),
             action_mask or None,
             active,
+            policy.hparams,
         )
         return action, dict(zip(memory_names, jax.tree.leaves(after), strict=True))
 

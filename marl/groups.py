@@ -5,6 +5,7 @@ Arrays of a group lead with [S, N]; states and hparams with [S]. A group of one 
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -119,3 +120,8 @@ def folded_one_hot(group: Group, batch_size: int) -> jax.Array:
     """[B * N, N]: the one-hot of the member that stands at each place of a folded batch."""
     num_members = group.shape[1]
     return jnp.tile(member_one_hot(group), (batch_size // num_members, 1))
+
+
+def position_keys(key: jax.Array, positions: Sequence[int]) -> jax.Array:
+    """One key per position, the same however agents are grouped."""
+    return jax.vmap(partial(jax.random.fold_in, key))(jnp.asarray(positions))

@@ -1,13 +1,15 @@
 """Patterns over agent ids: `*` and `?`, or a list `"agent_0, agent_1"`; nothing else is special."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from marl.envs.errors import UsageError
 
 
 def matching(pattern: str, agents: Sequence[str]) -> list[str]:
     """The agents that a pattern names, in declared order."""
+    if not isinstance(pattern, str):
+        raise UsageError(f"{pattern!r} is a {type(pattern).__name__}; agents are named by text")
     words = [word.strip().strip("\"'") for word in pattern.strip("\"'").split(",")]
     expressions = [
         re.escape(word).replace(r"\*", ".*").replace(r"\?", ".") for word in words if word
@@ -26,9 +28,14 @@ def matching_some(pattern: str, agents: Sequence[str], where: str) -> list[str]:
 
 
 def partition(
-    sets: dict[str, Sequence[str]], agents: Sequence[str], where: str
+    sets: Mapping[str, Sequence[str]], agents: Sequence[str], where: str
 ) -> dict[str, list[str]]:
     """Named sets of patterns as named sets of agents; raises UsageError where two sets overlap."""
+    if not isinstance(sets, Mapping):
+        raise UsageError(
+            f"{where} = {sets!r} is a {type(sets).__name__}; give one of its words, or a mapping "
+            "of names to lists of agents"
+        )
     owner: dict[str, str] = {}
     for name, patterns in sets.items():
         words = [patterns] if isinstance(patterns, str) else patterns

@@ -59,7 +59,7 @@ class Policy(NamedTuple):
             )
         memory = self.initial_memory() if memory is None else memory
         act = _act(self.spec, self.mode)
-        return act(key, self.state, self.hparams, obs, memory, action_mask, active)
+        return act(key, self.state, obs, memory, action_mask, active, self.hparams)
 
 
 @lru_cache(maxsize=32)
@@ -78,11 +78,11 @@ def act_once(
     mode: str,
     key: jax.Array,
     state: Any,
-    hparams: Any,
     obs: Any,
     memory: Any,
     action_mask: Any,
     active: Any,
+    hparams: Any,
 ) -> tuple[Any, Any]:
     """What `Policy` does, as a function of arrays."""
     batched_obs, batched_mask = jax.tree.map(lambda x: jnp.asarray(x)[None], (obs, action_mask))

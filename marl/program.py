@@ -49,6 +49,20 @@ class ProgramSpec(NamedTuple):
     max_updates: int  # most updates of one chunk
     skip_nan: bool = False  # undo the updates of agents that were not finite
 
+    @classmethod
+    def of(cls, team: Any, settings: Any) -> "ProgramSpec":
+        """For a `Team`, and the numbers of `marl.train` or a configuration's section `training`."""
+        return cls(
+            env=team.env,
+            team=team.spec,
+            num_envs=settings.num_envs,
+            rollout_length=settings.rollout_length,
+            reset_pool=settings.reset_pool,
+            num_seeds=settings.num_seeds,
+            max_updates=settings.log_interval,
+            skip_nan=settings.on_nan == "skip",
+        )
+
 
 class Timings(NamedTuple):
     """CPU seconds."""
@@ -70,7 +84,7 @@ class Program:
         return self._chunk is not None
 
     def compile(self, keys: jax.Array, hparams: Any) -> Timings:
-        """Compile both functions, unless that is done, for the arguments of `init`."""
+        """Compile both functions for the arguments of `init`."""
         started = time.process_time()
         lowered_init = jax.jit(self.init_function).lower(keys, hparams)
         state = jax.eval_shape(self.init_function, keys, hparams)
@@ -135,8 +149,8 @@ def train_step(spec: ProgramSpec, state: RunState) -> tuple[RunState, Metrics]:
         key_collect,
         state.team,
         state.carry,
-        state.hparams,
         env_steps,
+        state.hparams,
     )
     team, learner_metrics = lift(spec.team).learner.update(
         key_update, state.team, experience, state.hparams

@@ -88,8 +88,8 @@ def collect(
     key: jax.Array,
     state: Any,
     carry: Carry,
-    hparams: Any,
     env_steps: jax.Array,
+    hparams: Any,
 ) -> tuple[Carry, TeamRollout, Episodes, Faults]:
     """`length` steps of every environment, with statistics of the episodes that finished."""
     memory = carry.memory
@@ -109,7 +109,7 @@ def _training_step(
 ) -> tuple[Carry, tuple[Step, Episodes, Faults]]:
     """Sums of the episodes that ended leave the scan, not their steps."""
     act = lift(spec).learner.act
-    carry, step = act_and_step(spec, env, act, state, hparams, carry, keys)
+    carry, step = act_and_step(spec, env, act, keys, state, carry, hparams)
     over = step.episode_over
 
     def total(x: jax.Array) -> jax.Array:
@@ -144,10 +144,10 @@ def act_and_step(
     spec: TeamSpec,
     env: VectorEnv,
     act: ActFn,
-    state: Any,
-    hparams: Any,
-    carry: Carry,
     keys: jax.Array,
+    state: Any,
+    carry: Carry,
+    hparams: Any,
 ) -> tuple[Carry, Step]:
     """One step of every environment; `act` is the team's, or of the same signature.
 

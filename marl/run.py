@@ -18,6 +18,9 @@ from marl.program import Metrics, ProgramSpec, RunState, program
 from marl.report import evaluation_row, training_row
 from marl.specs import Team
 
+# the keys of training are split from the seed's, which gives the same keys as folding in 0, 1, ...
+_EVALUATION = 1 << 20
+
 
 class Weights(NamedTuple):
     """What acting takes, of one seed or of all: the fields of the same names of `RunState`."""
@@ -106,14 +109,14 @@ class Run:
           run has several.
         """
         results: dict[str, Any] = {}
-        for mode in modes:
+        for mode in (modes,) if isinstance(modes, str) else modes:
             by_seed = [
                 evaluation.evaluate(
                     self.team.env,
                     self.team.spec,
                     *self.weights(index, best),
                     episodes=episodes,
-                    key=jax.random.fold_in(jax.random.key(seed), index),
+                    key=jax.random.fold_in(jax.random.key(seed), _EVALUATION + index),
                     mode=mode,
                 )
                 for index in range(self.spec.num_seeds)
@@ -123,13 +126,16 @@ class Run:
 
     def save(self, path: str | Path) -> Path:
         """Write the run to a new directory, from which `marl.load` and `--resume` take it."""
+        if self.state.carry is None:
+            raise UsageError("this run was loaded into another environment and cannot be saved")
         experiment.check_new(path)
         self.attach(path)
         assert self._directory is not None
         for file, found in ((METRICS, self.metrics), (EVALUATIONS, self.evaluations)):
             for row in found:
                 self._directory.row(file, row)
-        self.finish(keep=1)
+        self.checkpoint(keep=1)
+        self.finish()
         return Path(path)
 
     def attach(self, path: str | Path) -> None:
@@ -144,7 +150,7 @@ class Run:
         self._directory = RunDirectory(self.path, self.env_steps)
         self.metrics, self.evaluations = directory.rows(self.path)
         for row in self.evaluations:
-            self._note_best(row)
+            self.note_best(row)
 
     def restore(self, report: Callable[[str], Any], part: tuple[str, ...] | None = None) -> None:
         """Take the state of the newest whole checkpoint, or the fields `part` of it.
@@ -170,7 +176,7 @@ class Run:
     def log_evaluation(self, episodes: int) -> None:
         """Evaluate, add the result as a row, and keep the best."""
         results = self.evaluate(episodes, seed=self.seed)
-        for index in self._note_best(results):
+        for index in self.note_best(results):
             if self._directory is not None:
                 manifest = self._manifest() | {"score": self._best[index]}
                 self._directory.best(index, self.env_steps, self.weights(index), manifest)
@@ -181,10 +187,9 @@ class Run:
         if self._directory is not None:
             self._directory.checkpoint(self.env_steps, self.state, self._manifest(), keep)
 
-    def finish(self, keep: int) -> Path | None:
-        """The last checkpoint and the summary, on the disk."""
+    def finish(self) -> Path | None:
+        """Everything on the disk, and the summary."""
         if self._directory is not None:
-            self.checkpoint(keep)
             self._directory.close()
             self._directory.json(SUMMARY, self._summary())
         return self.path
@@ -206,7 +211,7 @@ class Run:
             "horizon": self.horizon,
         }
 
-    def _note_best(self, results: Mapping[str, Any]) -> list[int]:
+    def note_best(self, results: Mapping[str, Any]) -> list[int]:
         """Seeds (by index) whose evaluation is their best so far."""
         by_seed = results["stochastic"]
         better = []
@@ -253,12 +258,18 @@ def load(
     recorded = configuration.load(path / CONFIG)
     if team is None:
         _, team = experiment.build(recorded, env)
-    spec = experiment.program_spec(team, recorded)
+    spec = ProgramSpec.of(team, recorded.training)
     run = Run(team, spec, recorded.training.seed, configuration.to_dict(recorded))
     keys = jax.random.split(jax.random.key(0), spec.num_seeds)
     run.state = jax.eval_shape(program(spec).init_function, keys, team.group_hparams())
     run.path = path
     # another environment has another state, and what was running in it is of no use here
-    run.restore(report, None if env is None else ("key", "update", "team", "hparams"))
+    if env is None:
+        run.restore(report)
+    else:
+        run.state = run.state._replace(carry=None)
+        run.restore(report, ("key", "update", "team", "hparams"))
     run.metrics, run.evaluations = directory.rows(path)
+    for row in run.evaluations:
+        run.note_best(row)
     return run

@@ -23,6 +23,9 @@ def named_sets(sharing: Any, agents: Sequence[str]) -> tuple[str, dict[str, str]
     if isinstance(sharing, str):
         one_of("sharing", sharing, ("none", "group"))
         return sharing, {}
+    for name in ("none", "group"):
+        if name in sharing:
+            raise UsageError(f"sharing.{name} is a word of its own; call the set otherwise")
     sets = patterns.partition(sharing, agents, "sharing")
     return "none", {agent: name for name, members in sets.items() for agent in members}
 
@@ -43,13 +46,13 @@ def sharing_sets(
             sets.setdefault(("group", kind), []).append(p)
         else:
             sets.setdefault(("named", agent.sharing), []).append(p)
-    for key, members in sets.items():
+    for members in sets.values():
         first = members[0]
         for p in members[1:]:
             _check_alike(
                 (agents[first], resolved[first], observations[first], actions[first]),
                 (agents[p], resolved[p], observations[p], actions[p]),
-                key[0],
+                resolved[first].sharing,
             )
     return tuple(tuple(members) for members in sets.values())
 

@@ -120,6 +120,11 @@ def team(
     Raises:
       UsageError: with what was given, what was expected and what to do.
     """
+    if not isinstance(overrides, Mapping | None):
+        raise UsageError(
+            f"overrides = {overrides!r} is a {type(overrides).__name__}; write "
+            "{pattern: {option: value}}"
+        )
     request = {
         "learner": learner,
         "learner_options": dict(learner_options),
@@ -139,12 +144,10 @@ def team(
     one_of("death", death, DEATHS)
     sharing, set_of = named_sets(sharing, agents)
     base = {"learner": learner, "critic": critic, "sharing": sharing, **learner_options}
-    resolved = [
-        _resolve_agent(agent, agents, base, set_of.get(agent), overrides or {}) for agent in agents
-    ]
+    resolved = [_resolve_agent(agent, agents, base, set_of, overrides or {}) for agent in agents]
     teams = RewardTeams(*_reward_teams(reward_teams, agents), reward_pooling, death)
     spec = _spec(env, agents, resolved, teams, agent_ids, vectorise)
-    _check_critics(spec, resolved)
+    _check_learners(spec, resolved)
     hparams = tuple(agent.hparams for agent in resolved)
     return Team(_with_final_extras(env, spec), spec, hparams, source, request)
 
@@ -158,12 +161,12 @@ def _resolve_agent(
     agent: str,
     agents: Sequence[str],
     base: Mapping[str, Any],
-    named_set: str | None,
+    set_of: Mapping[str, str],
     overrides: Mapping[str, Mapping[str, Any]],
 ) -> Resolved:
     options = dict(base)
-    if named_set is not None:
-        options["sharing"] = named_set
+    options["sharing"] = set_of.get(agent, base["sharing"])
+    sets = dict.fromkeys(set_of.values())
     for pattern, changes in overrides.items():
         if not isinstance(changes, Mapping):
             raise UsageError(
@@ -176,6 +179,7 @@ def _resolve_agent(
             # another learner starts from its own defaults
             options = {name: options[name] for name in _TEAM_OPTIONS}
         options |= changes
+    one_of(f"sharing of {agent}", options["sharing"], ("none", "group", *sets))
     algorithm = resolve_algorithm(options["learner"])
     config, hparams = bind_options(
         algorithm, options["learner"], {k: v for k, v in options.items() if k not in _TEAM_OPTIONS}
@@ -185,7 +189,7 @@ def _resolve_agent(
         config,
         hparams,
         critics.parse(options["critic"], "critic", agents),
-        str(options["sharing"]),
+        options["sharing"],
     )
 
 
@@ -234,7 +238,9 @@ def _spec(
         apart = len(pooled) > 1 or not all(teams.continues(team) for team in pooled)
         own_first = len(members) > 1 and apart
         for p in members:
-            scopes[p] = critics.resolve(resolved[p].critic, p, own_first, agents, observations)
+            scopes[p] = critics.resolve(
+                resolved[p].critic, p, own_first, agents, observations, members
+            )
     return TeamSpec(
         agents=tuple(
             AgentSpec(agent, r.algorithm, r.config, scopes[p], observations[p], actions[p])
@@ -248,10 +254,15 @@ def _spec(
     )
 
 
-def _check_critics(spec: TeamSpec, resolved: Sequence[Resolved]) -> None:
-    """Raise UsageError where a critic scope was asked of a learner that has no critic."""
+def _check_learners(spec: TeamSpec, resolved: Sequence[Resolved]) -> None:
+    """Raise UsageError where a learner wants what a team does not give, or lacks a critic."""
     for group in lift(spec).groups:
         agent = resolved[group.positions[0]]
+        if group.learner.experience != "rollout":
+            raise UsageError(
+                f"the learner of {spec.agents[group.positions[0]].name} wants experience = "
+                f"{group.learner.experience!r}; teams give 'rollout' only"
+            )
         if agent.critic != ("self",) and group.learner.value is None:
             name = getattr(agent.algorithm, "__name__", type(agent.algorithm).__name__)
             raise UsageError(

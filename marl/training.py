@@ -4,51 +4,24 @@ The program runs in chunks. Between chunks the host logs, evaluates, writes chec
 progress and can stop; none of that changes what is trained.
 """
 
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from marl import experiment, health, logging, xla
-from marl.agents.validation import one_of
 from marl.envs.errors import UsageError
+from marl.interrupts import stop_on_signal
 from marl.program import Metrics, Program, ProgramSpec, program
 from marl.record import record
 from marl.run import Run
+from marl.settings import Settings
 from marl.specs import Team, same_environment
 from marl.watchdog import Watchdog
-
-
-class Schedule(NamedTuple):
-    """When the host does something, in updates; 0 means only at the end.
-
-    Everything happens where a row of metrics ends: a run that goes on from a checkpoint then writes
-    the rows that it would have written.
-    """
-
-    log: int
-    evaluate: int
-    checkpoint: int
-    total: int
-
-    @classmethod
-    def of(cls, log: int, evaluate: int, checkpoint: int, total: int) -> "Schedule":
-        """Intervals rounded up to whole rows."""
-        return cls(log, -(-evaluate // log) * log, -(-checkpoint // log) * log, total)
-
-    def next_stop(self, done: int) -> int:
-        """The first update after `done` at which the host has something to do."""
-        return min(done - done % self.log + self.log, self.total)
-
-    def due(self, every: int, done: int) -> bool:
-        """Whether it is time for something that the end does anyway."""
-        return bool(every) and done % every == 0 and done < self.total
 
 
 def train(
@@ -109,68 +82,37 @@ def train(
         raise UsageError(
             "this team was made for another environment; call marl.team(env, ...) on it"
         )
-    sizes = {"num_envs": num_envs, "rollout_length": rollout_length, "num_seeds": num_seeds}
-    for name, value in {**sizes, "log_interval": log_interval}.items():
-        if value < 1:
-            raise UsageError(f"{name} = {value} is out of range; give 1 or more")
-    steps = num_envs * rollout_length
-    total = total_updates(total_steps, steps, num_envs, rollout_length)
-    team.check((rollout_length, num_envs))
-    shown = logging.make_progress(progress)
-    if total * steps != total_steps:
-        shown.message(
-            f"total_steps = {total_steps:,.0f} is {total_steps / steps:.1f} updates of {steps:,} "
-            f"steps; training {total:,} updates = {total * steps:,} steps"
-        )
-    one_of("on_nan", on_nan, ("stop", "skip"))
-    spec = ProgramSpec(
-        team.env,
-        team.spec,
-        num_envs,
-        rollout_length,
-        reset_pool,
-        num_seeds,
-        log_interval,
-        on_nan == "skip",
+    settings = Settings(
+        total_steps=total_steps,
+        seed=seed,
+        num_seeds=num_seeds,
+        num_envs=num_envs,
+        rollout_length=rollout_length,
+        reset_pool=reset_pool,
+        log_interval=log_interval,
+        on_nan=on_nan,
+        eval_interval=eval_interval,
+        eval_episodes=eval_episodes,
+        checkpoint_interval=checkpoint_interval,
+        keep_checkpoints=keep_checkpoints,
     )
-    if config is None:
-        config = record(
-            team,
-            {
-                "total_steps": int(total_steps),
-                "seed": seed,
-                **sizes,
-                "reset_pool": reset_pool,
-                "log_interval": log_interval,
-                "on_nan": on_nan,
-                "eval_interval": eval_interval,
-                "eval_episodes": eval_episodes,
-                "checkpoint_interval": checkpoint_interval,
-                "keep_checkpoints": keep_checkpoints,
-            },
-        )
-    run = Run(team, spec, seed, config)
-    if out is not None and resume is None:
+    settings.check(team)
+    if resume is None and out is not None:
         experiment.check_new(out)
-    _start(run, program(spec), total * steps, resume, shown)
-    if out is not None and resume is None:
+    elif resume is not None and out is not None and Path(out) != Path(resume):
+        raise UsageError(f"out = {out} and resume = {resume}: a run goes on in its own directory")
+    shown = logging.make_progress(progress)
+    settings.say_rounding(shown.message)
+    spec = ProgramSpec.of(team, settings)
+    run = Run(team, spec, seed, config or record(team, settings._asdict()))
+    _start(run, program(spec), settings.steps, resume, shown)
+    if resume is None and out is not None:
         run.attach(out)  # after compiling: a run stopped before that leaves nothing behind
-    every = Schedule.of(
-        log_interval, -(-eval_interval // steps), -(-checkpoint_interval // steps), total
-    )
-    _loop(run, program(spec), every, eval_episodes, keep_checkpoints, shown)
+    try:
+        _loop(run, program(spec), settings, shown)
+    finally:
+        shown.close()
     return run
-
-
-def total_updates(total_steps: float, steps: int, num_envs: int, rollout_length: int) -> int:
-    """Updates that make at least `total_steps`; raises UsageError below one."""
-    if total_steps < steps:
-        raise UsageError(
-            f"total_steps = {total_steps:,.0f} is less than one update, which takes "
-            f"num_envs * rollout_length = {num_envs} * {rollout_length} = {steps:,} steps; "
-            "give more steps, or fewer environments or shorter rollouts"
-        )
-    return -(-int(total_steps) // steps)
 
 
 def _start(run: Run, compiled: Program, total_steps: int, resume: Any, shown: Any) -> None:
@@ -204,12 +146,10 @@ def _with_horizon(hparams: Any, total_steps: int) -> Any:
     return tuple(fill(group) for group in hparams)
 
 
-def _loop(
-    run: Run, compiled: Program, every: Schedule, episodes: int, keep: int, shown: Any
-) -> None:
-    steps = run.spec.num_envs * run.spec.rollout_length
+def _loop(run: Run, compiled: Program, settings: Settings, shown: Any) -> None:
+    every, steps = settings.intervals, settings.steps_per_update
     done = run.updates
-    shown.start(every.total * steps, done * steps)
+    shown.start(settings.steps, done * steps)
     started = time.monotonic()
     dog = Watchdog(shown.message)
     with stop_on_signal() as stop:
@@ -223,14 +163,15 @@ def _loop(
             run.log(metrics, done * steps, time.monotonic() - started)
             shown.update(done * steps, run.metrics[-1])
             if every.due(every.evaluate, done):
-                _evaluate(run, episodes, shown)
+                _evaluate(run, settings.eval_episodes, shown)
             if every.due(every.checkpoint, done):
-                run.checkpoint(keep)
-    run.interrupted = done < every.total
-    if not run.interrupted:
-        _evaluate(run, episodes, shown)
+                run.checkpoint(settings.keep_checkpoints)
+        run.interrupted = done < every.total
+        run.checkpoint(settings.keep_checkpoints)  # before anything else can fail
+        if not run.interrupted and not stop.is_set():
+            _evaluate(run, settings.eval_episodes, shown)
     shown.close()
-    saved = run.finish(keep)
+    saved = run.finish()
     if saved is not None:
         shown.message(f"{'stopped early; ' * run.interrupted}saved to {saved}")
 
@@ -253,28 +194,3 @@ def _evaluate(run: Run, episodes: int, shown: Any) -> None:
         return
     with shown.compiling(f"and playing {episodes} evaluation episodes"):
         run.log_evaluation(episodes)
-
-
-@contextmanager
-def stop_on_signal() -> Iterator[threading.Event]:
-    """SIGINT and SIGTERM set the event instead of ending the process; a second one ends it."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def ask(signum: int, frame: Any) -> None:
-        del frame
-        if stop.is_set():
-            signal.signal(signum, previous[signum])
-            signal.raise_signal(signum)
-        stop.set()
-
-    previous: dict[int, Any] = {
-        number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield stop
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -138,7 +138,7 @@ def play(team: Team, num_envs: int = 4, length: int = 8, seed: int = 0) -> tuple
         state = team.learner.init(key_init, hparams)
         carry = rollout.start(team.spec, env, key_reset)
         steps = jnp.float32(100.0)
-        collected = rollout.collect(team.spec, env, length, key_steps, state, carry, hparams, steps)
+        collected = rollout.collect(team.spec, env, length, key_steps, state, carry, steps, hparams)
         return state, collected[1]
 
     return first(jax.random.key(seed))
