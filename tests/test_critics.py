@@ -77,6 +77,15 @@ def test_resolve(tokens, own_first, scopes):
     assert found == scopes
 
 
+@pytest.mark.parametrize("named", AGENTS)
+def test_members_of_one_set_see_scopes_of_one_structure(named):
+    """Some of a set are named, others are not: "self" then stands beside the named ones."""
+    members = (0, 2)
+    kinds = [KINDS[0]] * 3
+    found = [critics.resolve(("self", named), p, False, AGENTS, kinds, members) for p in members]
+    assert found[0] == found[1] == ("self", AGENTS.index(named))
+
+
 @dataclass(frozen=True)
 class Kinds:
     """Agents P, Q, P see 2, 3 and 2 numbers; every step is an episode."""

@@ -24,7 +24,8 @@ import marl
 from marl import program
 from marl.envs.errors import UsageError
 from marl.logging import read_rows
-from marl.training import seed_keys, total_updates
+from marl.settings import Settings
+from marl.training import seed_keys
 
 ENV = marl.make("toy/probe_both", num_agents=2)
 STEPS = 8  # of one update
@@ -196,7 +197,8 @@ def test_a_total_of_whole_batches_says_nothing_of_rounding(capsys):
     ("total", "updates"), [(8, 1), (8.0, 1), (9, 2), (16, 2), (20, 3), (1e3, 125)]
 )
 def test_total_updates(total, updates):
-    assert total_updates(total, STEPS, 2, 4) == updates
+    rest = dict.fromkeys(Settings._fields, 0) | {"num_envs": 2, "rollout_length": 4}
+    assert Settings(**rest | {"total_steps": total}).updates == updates
 
 
 @pytest.mark.parametrize(
