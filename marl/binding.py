@@ -22,6 +22,13 @@ def resolve_algorithm(learner: Any) -> Any:
             f"learner {learner!r} has no {', '.join(missing)}; give a name, a Learner, or a module "
             "or object with Config, Hparams and make"
         )
+    try:
+        hash(learner)
+    except TypeError:
+        raise UsageError(
+            f"learner {learner!r} does not hash; compiled programs are kept by learner, so make it "
+            "a module, or a frozen dataclass"
+        ) from None
     return learner
 
 

@@ -1,5 +1,6 @@
 """Sharing sets: which agents have one parameter set."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -57,6 +58,14 @@ def sharing_sets(
     return tuple(tuple(members) for members in sets.values())
 
 
+def _config_differences(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
+    """(field, left, right) of two configs of one class; the configs themselves of two classes."""
+    if type(a) is not type(b):
+        return [("config", a, b)]
+    names = [field.name for field in dataclasses.fields(a)]
+    return [(name, getattr(a, name), getattr(b, name)) for name in names]
+
+
 def _check_alike(first: tuple, other: tuple, how: str) -> None:
     """Raise UsageError where two agents of a sharing set differ."""
     (name, a, observation, action), (other_name, b, other_observation, other_action) = first, other
@@ -64,7 +73,7 @@ def _check_alike(first: tuple, other: tuple, how: str) -> None:
         (what, left, right)
         for what, left, right in (
             ("learner", a.algorithm, b.algorithm),
-            ("config", a.config, b.config),
+            *_config_differences(a.config, b.config),
             ("critic", a.critic, b.critic),
             ("observation space", observation[1:], other_observation[1:]),
             ("action space", action[1:], other_action[1:]),

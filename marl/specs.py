@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from marl import critics, patterns
 from marl.agents.learner import Learner
 from marl.agents.validation import one_of
-from marl.binding import bind_options, resolve_algorithm
+from marl.binding import ReadyLearner, bind_options, resolve_algorithm
 from marl.dispatch import AgentSpec, Lifted, TeamSpec, lift
 from marl.envs import registry as environments
 from marl.envs import spaces
-from marl.envs.errors import UsageError
+from marl.envs.errors import UsageError, nearest
 from marl.envs.interface import AutoReset
 from marl.rewards import DEATHS, POOLINGS, RewardTeams
 from marl.sharing import Resolved, named_sets, sharing_sets
@@ -63,12 +63,14 @@ class Team:
 
     def agent_state(self, state: tuple[Any, ...], agent: str) -> Any:
         """One agent's learner state out of the team's."""
+        if agent not in self.agents:
+            raise KeyError(f"no agent {agent!r}: {nearest(agent, self.agents)}")
         position = self.agents.index(agent)
         for group, group_state in zip(self.lifted.groups, state, strict=True):
             for index, members in enumerate(group.sets):
                 if position in members:
                     return jax.tree.map(lambda x, i=index: x[i], group_state)
-        raise KeyError(agent)
+        raise AssertionError(f"{agent} is in no group")
 
     def check(self, batch_shape: tuple[int, int]) -> None:
         """Raise UsageError where a learner cannot learn from (T, number of environments)."""
@@ -137,6 +139,8 @@ def team(
         "agent_ids": agent_ids,
         "vectorise": vectorise,
     }
+    if missing := environments.missing_members(env):
+        raise UsageError(f"the environment {type(env).__name__} lacks {', '.join(missing)}")
     source, env = env, environments.by_name(env)
     environments.validate(env)
     agents = tuple(env.agents)
@@ -258,6 +262,8 @@ def _check_learners(spec: TeamSpec, resolved: Sequence[Resolved]) -> None:
     """Raise UsageError where a learner wants what a team does not give, or lacks a critic."""
     for group in lift(spec).groups:
         agent = resolved[group.positions[0]]
+        if isinstance(agent.algorithm, ReadyLearner):
+            _check_ready(group.learner, agent.hparams)
         if group.learner.experience != "rollout":
             raise UsageError(
                 f"the learner of {spec.agents[group.positions[0]].name} wants experience = "
@@ -270,6 +276,17 @@ def _check_learners(spec: TeamSpec, resolved: Sequence[Resolved]) -> None:
                 f"critic = {', '.join(agent.critic)} does not apply to it; leave critic at 'self', "
                 "or use a learner with a critic, such as ppo"
             )
+
+
+def _check_ready(learner: Learner, hparams: Any) -> None:
+    """Raise UsageError where a `Learner` given as such wants hparams, which nobody has."""
+    try:
+        jax.eval_shape(learner.init, jax.random.key(0), hparams)
+    except AttributeError as error:
+        raise UsageError(
+            f"this Learner wants hparams ({error}) and was given as a Learner, which has none; "
+            "give what makes it, a module or object with Config, Hparams and make"
+        ) from error
 
 
 def _with_final_extras(env: Any, spec: TeamSpec) -> Any:
