@@ -157,11 +157,11 @@ def _num_outputs(space: Space) -> int:
 
 
 def _masked(logits: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Logits of one choice; a row without a legal action (an agent that is out) stays as it is."""
+    """Logits of one choice, no illegal one read; uniform in a row where none is legal."""
     if mask is None:
         return logits
     mask = mask.astype(bool)
-    return jnp.where(mask | ~jnp.any(mask, -1, keepdims=True), logits, _MASKED)
+    return jnp.where(mask, logits, jnp.where(jnp.any(mask, -1, keepdims=True), _MASKED, 0.0))
 
 
 def _components(space: MultiDiscrete, out: jax.Array, mask: jax.Array | None) -> list[jax.Array]:

@@ -13,10 +13,10 @@ from team_cases import (
     quick_compilation,  # noqa: F401 (a fixture)
     relative_difference,
     report_experience,
-    shift,
     small_team,
     updater,
 )
+from team_envs import shift
 
 import marl
 from marl import critics, experience, groups, rewards

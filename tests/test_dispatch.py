@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from team_cases import (
     SMALL,
     SMOOTH,
-    Renamed,
     Spy,
     agent_states,
     assert_identical,
@@ -25,11 +24,11 @@ from team_cases import (
     play,
     quick_compilation,  # noqa: F401 (a fixture)
     relative_difference,
-    shift,
     small_team,
     trained,
     updater,
 )
+from team_envs import Renamed, shift
 
 import marl
 from marl.agents import ppo

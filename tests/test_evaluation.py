@@ -4,12 +4,11 @@ import jax
 import numpy as np
 import pytest
 from team_cases import (
-    LongAndShort,
     play,
     quick_compilation,  # noqa: F401 (a fixture)
-    shift,
     small_team,
 )
+from team_envs import LongAndShort, shift
 
 import marl
 from marl import evaluation

@@ -1,5 +1,6 @@
 """Every JaxMARL environment that can be built here trains for two iterations."""
 
+import jax
 import numpy as np
 import pytest
 from team_cases import (
@@ -10,6 +11,7 @@ from team_cases import (
 )
 
 import marl
+from marl import program
 from marl.envs import registry
 from marl.envs.suites.jaxmarl_table import TABLE
 
@@ -27,6 +29,14 @@ NAMED = {
     "MPE_simple_speaker_listener_v4": "declared speaker, listener",
 }
 FAST = "MPE_simple_v3"
+
+
+@pytest.fixture(autouse=True)
+def forget_each(forget_programs):
+    """Many large programs in one module: forget each after its test."""
+    yield
+    program.program.cache_clear()
+    jax.clear_caches()
 
 
 def two_iterations(name, **options):

@@ -10,8 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from team_cases import (
-    SHIFT_ACTIVE,
-    Shift,
     Spy,
     agent_states,
     all_finite,
@@ -22,11 +20,11 @@ from team_cases import (
     play,
     quick_compilation,  # noqa: F401 (a fixture)
     report_experience,
-    shift,
     small_team,
     trained,
     updater,
 )
+from team_envs import SHIFT_ACTIVE, Shift, shift
 
 import marl
 from marl.agents import ppo
@@ -51,14 +49,27 @@ RATIO = Spy(report_ratio)
 
 
 def test_ratio_is_1_before_the_first_gradient_step_of_every_update():
-    """With masks, agents that are dead or away, shared parameters and statistics that move."""
-    team = small_team(shift(poison=True), RATIO, learning_rate=0.02, **NORMALISED, **POOLED)
-    _, metrics = trained(team, compiled(team), 4)
+    """With masks, agents that are dead or away, shared parameters and statistics that move.
+
+    In one epoch of one minibatch PPO's own estimate of the divergence is that of this ratio.
+    """
+    start, _ = trained(*one_step_team(), 0)
+    state, metrics = trained(*one_step_team(), 4)
     (group,) = metrics.learner
     assert np.max(group["ratio_error"]) <= 1e-5
-    assert np.all(group["approx_kl"] > 1e-6)  # within the update it then moves
+    assert np.max(group["approx_kl"]) <= 1e-9 and np.all(group["clip_fraction"] == 0)
     shares = [np.mean(rows + rows[:2]) for rows in SHIFT_ACTIVE.values()]
     assert group["live"][0] == pytest.approx(np.mean(shares))
+    before, after = start.team[0], state.team[0]
+    assert not np.allclose(before.obs_statistics.mean, after.obs_statistics.mean, atol=0.1)
+    assert not identical(before.actor.params, after.actor.params)
+
+
+def one_step_team():
+    """A team that takes one gradient step per update, and its program."""
+    options = {"num_epochs": 1, "num_minibatches": 1, "learning_rate": 0.02}
+    team = small_team(shift(poison=True), RATIO, **options, **NORMALISED, **POOLED)
+    return team, compiled(team)
 
 
 def test_ratio_is_1_for_composite_and_squashed_actions():
@@ -147,8 +158,7 @@ def test_what_must_not_be_read_changes_nothing(options):
 
 def test_a_poisoned_team_trains():
     """Through the train step, whose returns are those worked out by hand."""
-    team = small_team(shift(poison=True), RATIO, **NORMALISED, **POOLED)
-    state, metrics = trained(team, compiled(team), 3)
+    state, metrics = trained(*one_step_team(), 3)
     assert all_finite(state.team) and all_finite(metrics)
     returns = metrics.episodes.returns.sum(0) / metrics.episodes.finished.sum()
     np.testing.assert_allclose(returns, [21.0, 60.0, 1000.0])

@@ -7,9 +7,9 @@ import pytest
 from team_cases import (
     assert_identical,
     quick_compilation,  # noqa: F401 (a fixture)
-    shift,
     small_team,
 )
+from team_envs import shift
 
 import marl
 from marl import evaluation

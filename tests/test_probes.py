@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from team_cases import (
-    SideBySide,
     bound,
     compiled,
     first_state,
     quick_compilation,  # noqa: F401 (a fixture)
 )
+from team_envs import SideBySide
 
 import marl
 from marl.agents import ppo

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import jax
 import pytest
-from team_cases import SMALL, Spy, assert_identical, bound, shift, small_team
+from team_cases import SMALL, Spy, assert_identical, bound, small_team
+from team_envs import shift
 
 import marl
 from marl.agents import ppo
