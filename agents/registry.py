@@ -11,6 +11,11 @@ ALGORITHMS = {"ppo": "marl.agents.ppo"}  # name -> module with Config, Hparams a
 
 def algorithm(name: str) -> Any:
     """The algorithm of that name, or the user's module `my_learner` or `my_package.my_learner`."""
+    if name.startswith("object:"):
+        raise UsageError(
+            f"the run was trained with a learner object ({name.removeprefix('object:')}) that "
+            "has no name; give the team again: marl.load(path, team=team)"
+        )
     if name in ALGORITHMS:
         return importlib.import_module(ALGORITHMS[name])
     importable = all(word.isidentifier() for word in name.split("."))  # not "", nor a path

@@ -46,6 +46,11 @@ def make(id: str, **kwargs: Any) -> Any:
     Raises:
       UsageError: there is no such environment, or it cannot be built with these arguments.
     """
+    if id.startswith("object:"):
+        raise UsageError(
+            f"the run was trained on an environment object ({id.removeprefix('object:')}) that "
+            "has no id; give it again: marl.load(path, env=env)"
+        )
     env = _make_from_factory(id, kwargs) if ":" in id else _make_from_suite(id, kwargs)
     _origins[env] = (id, kwargs)
     return env
@@ -98,6 +103,8 @@ def _make_from_factory(id: str, kwargs: dict[str, Any]) -> Any:
 
 def _factory(id: str) -> Callable[..., Any]:
     module_name, _, attribute = id.partition(":")
+    if not module_name or not attribute:
+        raise UsageError(f"environment {id!r}: write my_package.my_module:make_env")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -86,9 +86,13 @@ def _check_spaces(env: Any) -> None:
         _check_keys(name, declared, env.agents)
         for agent in env.agents:
             try:
-                spaces.leaves(declared[agent])
+                leaves = spaces.leaves(declared[agent])
             except TypeError as error:
                 raise UsageError(f"{name}[{agent!r}]: {error}") from None
+            if not leaves or any(0 in leaf.shape for leaf in leaves):
+                raise UsageError(
+                    f"{name}[{agent!r}] = {declared[agent]} has an empty part; drop it"
+                )
 
 
 def _check_keys(what: str, found: Any, agents: Iterable[str]) -> None:

@@ -39,6 +39,7 @@ def describe(config: Config) -> str:
     """The environment, the team and the length of training, before anything compiles."""
     env, team = build(config)
     training = config.training
+    team.check((training.rollout_length, training.num_envs))
     update = training.num_envs * training.rollout_length
     updates = -(-training.total_steps // update)
     lines = [

@@ -1,6 +1,7 @@
 """Signals that ask a run to stop."""
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ def stop_on_signal() -> Iterator[threading.Event]:
             signal.signal(signum, previous[signum])
             signal.raise_signal(signum)
         stop.set()
+        print("stopping as soon as this is done; once more stops at once", file=sys.stderr)
 
     previous: dict[int, Any] = {
         number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)

@@ -22,6 +22,8 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from marl.envs.errors import UsageError
+
 RETURNS = ("team_return/", "return/")  # rows' keys that are shown, in this order
 MAX_RETURNS = 6
 
@@ -264,8 +266,17 @@ class JsonLines:
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """The rows of a file that `JsonLines` wrote; a last line that was cut off is left out."""
-    *whole, _ = Path(path).read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in whole]
+    rows = []
+    *whole, _ = Path(path).read_bytes().split(b"\n")
+    for number, line in enumerate(whole, 1):
+        try:
+            row = json.loads(line.decode("utf-8"))
+        except ValueError as error:
+            raise UsageError(f"{path}, line {number} is not JSON: {error}; mend it") from None
+        if not isinstance(row, dict) or "env_steps" not in row:
+            raise UsageError(f"{path}, line {number} is not a row of metrics; mend it")
+        rows.append(row)
+    return rows
 
 
 def strict(value: Any) -> Any:

@@ -20,10 +20,12 @@ def matching(pattern: str, agents: Sequence[str]) -> list[str]:
 def matching_some(pattern: str, agents: Sequence[str], where: str) -> list[str]:
     """Like `matching`; raises UsageError where nothing matches."""
     found = matching(pattern, agents)
-    if not found:
-        raise UsageError(
-            f"{where} {pattern!r} match nothing; this environment has {', '.join(agents)}"
-        )
+    words = [word.strip() for word in pattern.strip("\"'").split(",")]
+    for word in words if len(words) > 1 and all(words) else [pattern]:
+        if not matching(word, agents):
+            raise UsageError(
+                f"{where} {word!r} match nothing; this environment has {', '.join(agents)}"
+            )
     return found
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from marl.agents.learner import ActInput
 from marl.dispatch import TeamSpec, lift
+from marl.envs import spaces
 from marl.envs.errors import UsageError
 from marl.rollout import visible
 
@@ -57,9 +58,26 @@ class Policy(NamedTuple):
             raise UsageError(
                 "this environment allows some actions only; pass action_mask=env.action_mask(state)"
             )
+        for name, given in (("action_mask", action_mask), ("active", active)):
+            absent = [a.name for a in self.spec.agents if given is not None and a.name not in given]
+            if absent:
+                raise UsageError(f"{name} lacks {', '.join(absent)}")
+        for agent in self.spec.agents:
+            _check_shape(agent.name, self.env.observation_spaces[agent.name], obs[agent.name])
         memory = self.initial_memory() if memory is None else memory
         act = _act(self.spec, self.mode)
         return act(key, self.state, obs, memory, action_mask, active, self.hparams)
+
+
+def _check_shape(agent: str, space: Any, obs: Any) -> None:
+    """Raise UsageError unless `obs` has the shapes of one observation, without a batch axis."""
+    expected = jax.tree.map(lambda x: x.shape, spaces.shape_dtype(space))
+    given = jax.tree.map(jnp.shape, obs)
+    if given != expected:
+        raise UsageError(
+            f"obs of {agent} has shape {given}; expected {expected}, without a batch axis "
+            "(vmap over one)"
+        )
 
 
 @lru_cache(maxsize=32)

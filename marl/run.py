@@ -152,13 +152,9 @@ class Run:
         for row in self.evaluations:
             self.note_best(row)
 
-    def restore(self, report: Callable[[str], Any], part: tuple[str, ...] | None = None) -> None:
-        """Take the state of the newest whole checkpoint, or the fields `part` of it.
-
-        The horizon of schedules stays that of the run's first total, and does not move.
-        """
-        assert self.path is not None
-        found = directory.newest(self.path, report)
+    def check_resumable(self, path: str | Path, report: Callable[[str], Any]) -> Path:
+        """The newest whole checkpoint of a run directory, if it is of this team."""
+        found = directory.newest(Path(path), report)
         manifest = checkpoint.read_manifest(found)
         for name, mine in (("agents", list(self.team.agents)), ("num_seeds", self.spec.num_seeds)):
             if manifest[name] != mine:
@@ -166,8 +162,17 @@ class Run:
                     f"checkpoint {found} has {name} = {manifest[name]} and this run {mine}; "
                     "use the environment and team that it was trained with"
                 )
+        return found
+
+    def restore(self, report: Callable[[str], Any], part: tuple[str, ...] | None = None) -> None:
+        """Take the state of the newest whole checkpoint, or the fields `part` of it.
+
+        The horizon of schedules stays that of the run's first total, and does not move.
+        """
+        assert self.path is not None
+        found = self.check_resumable(self.path, report)
         self.state = checkpoint.restore(found, self.state, part)
-        self.horizon = manifest["horizon"]
+        self.horizon = checkpoint.read_manifest(found)["horizon"]
 
     def log(self, pending: Metrics, env_steps: int, seconds: float) -> None:
         """Add a row for the updates since the last one."""
@@ -213,9 +218,9 @@ class Run:
 
     def note_best(self, results: Mapping[str, Any]) -> list[int]:
         """Seeds (by index) whose evaluation is their best so far."""
-        by_seed = results["stochastic"]
+        by_seed = results.get("stochastic", [])
         better = []
-        for index, result in enumerate([by_seed] if self.spec.num_seeds == 1 else by_seed):
+        for index, result in enumerate(by_seed if isinstance(by_seed, list) else [by_seed]):
             score = evaluation.score(result)
             if score is not None and score > self._best.get(index, -math.inf):
                 self._best[index] = score

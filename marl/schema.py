@@ -146,6 +146,8 @@ def check_ranges(config: Config) -> None:
             bound = f"at least {least}" if value < least else f"at most {most}"
             raise UsageError(f"{key}={value}: expected {bound}")
     training = config.training
+    if training.on_nan not in ("stop", "skip"):
+        raise UsageError(f"training.on_nan={training.on_nan}: expected stop or skip")
     update = training.num_envs * training.rollout_length
     if training.total_steps < update:
         product = "training.num_envs * training.rollout_length"

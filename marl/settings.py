@@ -1,6 +1,7 @@
 """The numbers of a training run, and what follows from them."""
 
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, NamedTuple
 
 from marl.agents.validation import at_least, one_of
@@ -19,6 +20,13 @@ LOWEST = {
     "checkpoint_interval": 0,
     "keep_checkpoints": 1,
 }
+
+
+def _whole(name: str, value: Any) -> int:
+    whole = isinstance(value, Real) and not isinstance(value, bool) and float(value).is_integer()
+    if not whole:
+        raise UsageError(f"{name} = {value!r} is not a whole number; give one")
+    return int(value)
 
 
 class Intervals(NamedTuple):
@@ -45,7 +53,7 @@ class Intervals(NamedTuple):
 class Settings(NamedTuple):
     """The arguments of `marl.train` that are numbers or words."""
 
-    total_steps: float
+    total_steps: int
     seed: int
     num_seeds: int
     num_envs: int
@@ -66,7 +74,7 @@ class Settings(NamedTuple):
     @property
     def updates(self) -> int:
         """Updates that make at least `total_steps`."""
-        return -(-int(self.total_steps) // self.steps_per_update)
+        return -(-self.total_steps // self.steps_per_update)
 
     @property
     def steps(self) -> int:
@@ -83,10 +91,18 @@ class Settings(NamedTuple):
         evaluate, checkpoint = rows(self.eval_interval), rows(self.checkpoint_interval)
         return Intervals(self.log_interval, evaluate, checkpoint, self.updates)
 
+    @classmethod
+    def of(cls, **values: Any) -> "Settings":
+        """Whole numbers as `int`; raises UsageError for anything else."""
+        numbers = {name: _whole(name, values[name]) for name in ("total_steps", *LOWEST)}
+        return cls(**values | numbers)
+
     def check(self, team: Team) -> None:
         """Raise UsageError where a number is out of range or does not fit the team."""
         for name, lowest in LOWEST.items():
             at_least(name, getattr(self, name), lowest)
+        if self.seed + self.num_seeds > 2**32:
+            raise UsageError(f"seed = {self.seed} is out of range; seeds end at {2**32 - 1}")
         one_of("on_nan", self.on_nan, ("stop", "skip"))
         if self.total_steps < self.steps_per_update:
             raise UsageError(

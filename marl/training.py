@@ -82,7 +82,7 @@ def train(
         raise UsageError(
             "this team was made for another environment; call marl.team(env, ...) on it"
         )
-    settings = Settings(
+    settings = Settings.of(
         total_steps=total_steps,
         seed=seed,
         num_seeds=num_seeds,
@@ -119,13 +119,22 @@ def _start(run: Run, compiled: Program, total_steps: int, resume: Any, shown: An
     """The run's first state: fresh, or that of the newest checkpoint."""
     hparams = run.team.group_hparams()
     keys = seed_keys(run.seed, run.spec.num_seeds)
+    if resume is not None:
+        run.check_resumable(resume, shown.message)
     if not compiled.is_compiled:
-        with shown.compiling("the training program"):
+        with shown.compiling("the training program"), stop_on_signal() as stop:
             compiled.compile(keys, hparams)
+        if stop.is_set():  # an exception would be lost inside XLA's own callbacks
+            raise KeyboardInterrupt
     state = compiled.init(keys, hparams)
     run.horizon, run.state = total_steps, state
     if resume is not None:
         run.resume(resume, shown.message)
+    if run.horizon < total_steps:
+        shown.message(
+            f"schedules keep the horizon they began with, {run.horizon:,} steps: from there on "
+            "they stay at their end"
+        )
     run.state = run.state._replace(hparams=_with_horizon(state.hparams, run.horizon))
 
 
