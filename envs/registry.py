@@ -16,7 +16,16 @@ from marl.envs.interface import AutoReset
 from marl.envs.naming import by_name
 from marl.envs.validation import check_hash, missing_members, validate
 
-__all__ = ["SUITES", "Entry", "by_name", "listing", "make", "missing_members", "validate"]
+__all__ = [
+    "SUITES",
+    "Entry",
+    "by_name",
+    "check_hash",
+    "listing",
+    "make",
+    "missing_members",
+    "validate",
+]
 
 SUITES = {
     "jaxmarl": "marl.envs.suites.jaxmarl",

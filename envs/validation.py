@@ -38,7 +38,6 @@ def validate(env: Any) -> None:
     """Raise UsageError unless `env` (see `naming.by_name`) returns what it declares."""
     if missing := missing_members(env):
         raise UsageError(f"the environment {_name(env)} lacks {', '.join(missing)}")
-    check_hash(env)
     _check_agents(env)
     _check_spaces(env)
     key = jax.random.key(0)

@@ -139,9 +139,11 @@ def team(
         "agent_ids": agent_ids,
         "vectorise": vectorise,
     }
-    if missing := environments.missing_members(env):
-        raise UsageError(f"the environment {type(env).__name__} lacks {', '.join(missing)}")
+    inner = env.env if isinstance(env, AutoReset) else env
+    if missing := environments.missing_members(inner):
+        raise UsageError(f"the environment {type(inner).__name__} lacks {', '.join(missing)}")
     source, env = env, environments.by_name(env)
+    environments.check_hash(env)
     environments.validate(env)
     agents = tuple(env.agents)
     one_of("reward_pooling", reward_pooling, POOLINGS)
