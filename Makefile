@@ -1,7 +1,7 @@
 # `make demo` and `make test` work on a fresh clone; everything is installed into .venv.
 PYTHON ?= python3
 VENV ?= .venv
-DEMO_STEPS ?= 2_000_000
+DEMO_STEPS ?= 1_000_000
 PYTEST_ARGS ?= -n 2 --dist loadfile
 BENCH_ARGS ?=
 
