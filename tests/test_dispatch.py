@@ -41,19 +41,17 @@ from marl.report import training_row
 from marl.training import seed_keys
 
 TOLERANCE = 1e-5
-SEED = (
-    3  # with others a bias may cross 0 in an update: then its leaf's largest element says nothing
-)
+AS_IT_COMES = {"num_envs": 4, "rollout_length": 32}  # samples for 4 minibatches
 
 
 def report_action(learner, state, experience, hparams):
     return {"action": experience.action}
 
 
-def outcome(team, **sizes):
+def outcome(team, seed=0, **sizes):
     """By agent: initial states, first rollout's actions, and states after 1 and after 5 updates."""
     trainer = compiled(team, **sizes)
-    start = first_state(team, trainer, SEED)
+    start = first_state(team, trainer, seed)
     found = {"keys": jnp.copy(start.key), "initial": agent_states(team, start.team)}
     state, metrics = trainer.chunk(start, 1)
     found["metrics"] = jax.tree.map(lambda x: np.asarray(x[:1]), metrics)
@@ -91,14 +89,14 @@ def tag():
     ],
 )
 def test_vmapped_groups_equal_the_same_team_as_a_loop(tag, critic, sharing):
-    options = SMOOTH | {"critic": critic, "sharing": sharing}
+    """PPO as it comes: default hparams and networks."""
     vmapped, looped = (
-        small_team(tag, Spy(report_action), vectorise=vectorise, **options)
+        marl.team(tag, Spy(report_action), critic=critic, sharing=sharing, vectorise=vectorise)
         for vectorise in (True, False)
     )
     assert len(vmapped.lifted.groups) == 2  # three adversaries, one agent
     assert len(looped.lifted.groups) == (2 if sharing == "group" else 4)
-    assert_equal(outcome(vmapped), outcome(looped))
+    assert_equal(outcome(vmapped, **AS_IT_COMES), outcome(looped, **AS_IT_COMES))
 
 
 @pytest.mark.slow
@@ -107,8 +105,8 @@ def test_renaming_agents_of_a_mixed_environment_changes_nothing(tag, critic):
     """Declared z_first .. a_last: JAX sorts these names the other way round."""
     names = ("z_first", "m_second", "k_third", "a_last")
     renamed = AutoReset(Renamed(tag.env, names))
-    options = SMOOTH | {"critic": critic}
-    one, other = (outcome(small_team(env, Spy(report_action), **options)) for env in (tag, renamed))
+    teams = (marl.team(env, Spy(report_action), critic=critic) for env in (tag, renamed))
+    one, other = (outcome(team, **AS_IT_COMES) for team in teams)
     assert_equal(one, other, roles=dict(zip(tag.agents, names, strict=True)))
 
 
@@ -124,7 +122,8 @@ def twelve():
         reward = experience.reward[..., None]
         return {"action": experience.action, "obs": experience.obs, "reward": reward}
 
-    spy, sizes = Spy(report), {"num_envs": 2, "rollout_length": 4}
+    # of so small a network a bias may cross 0 with some seeds, and its largest element say nothing
+    spy, sizes = Spy(report), {"num_envs": 2, "rollout_length": 4, "seed": 3}
     teams = {
         names: small_team(AutoReset(Roster(names, by_action=True)), spy, **SMOOTH)
         for names in (TWELVE, COUNTDOWN)
