@@ -296,7 +296,8 @@ def _with_final_extras(env: Any, spec: TeamSpec) -> Any:
     if spec.state is None:
         return env
     if isinstance(env, AutoReset):
-        return dataclasses.replace(env, final_extras=("global_state",))
+        extras = dict.fromkeys((*env.final_extras, "global_state"))
+        return dataclasses.replace(env, final_extras=tuple(extras))
     key = jax.random.key(0)
     obs, state = jax.eval_shape(env.reset, key)
     action = {agent: spaces.shape_dtype(env.action_spaces[agent]) for agent in env.agents}

@@ -1,5 +1,6 @@
 """Critic scopes: which sources a critic reads, in which order, and that it reads nothing else."""
 
+import dataclasses
 from dataclasses import dataclass
 from functools import partial
 
@@ -290,6 +291,8 @@ def test_state_space_is_that_of_the_environment():
     assert critics.state_space(marl.make("toy/cooperative")) is None
     team = small_team(KINDS_ENV, critic="state")
     assert team.env.final_extras == ("global_state",)
+    asked = dataclasses.replace(KINDS_ENV, final_extras=("action_mask",))
+    assert small_team(asked, critic="state").env.final_extras == ("action_mask", "global_state")
     assert spaces.from_signature(team.spec.state) == Box((4,))
     assert small_team(KINDS_ENV, critic="all").env.final_extras == ()
 
