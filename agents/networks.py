@@ -5,6 +5,7 @@ one-hot integers and flattened arrays concatenated into one vector, images kept 
 then an encoder per image, a torso over everything, and one linear head.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import haiku as hk
@@ -15,7 +16,13 @@ import numpy as np
 from marl.envs import spaces
 from marl.envs.spaces import Box, Discrete, Space, SpaceTree
 
-ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu, "gelu": jax.nn.gelu}
+Activation = Callable[[jax.Array], jax.Array]
+ACTIVATIONS: dict[str, Activation] = {
+    "tanh": jnp.tanh,
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "gelu": jax.nn.gelu,
+}
 TORSOS = ("mlp", "simba")
 IMAGE_ENCODERS = ("cnn", "flatten")
 
@@ -86,8 +93,11 @@ def make_network(spec: NetworkSpec) -> Network:
         activation = ACTIVATIONS[spec.activation]
         encoded = [_encode_image(image, activation) for image in inputs.images]
         x = jnp.concatenate([inputs.vector, *encoded], -1)
+        batch = x.shape[:-1]
+        x = x.reshape(-1, x.shape[-1]).T  # [D, N] from here on
         x = _simba(x, spec) if spec.torso == "simba" else _mlp(x, spec, activation)
-        return _linear(spec.num_outputs, spec.output_scale)(x)
+        y = jax.lax.optimization_barrier(_Linear(spec.num_outputs, spec.output_scale)(x))
+        return y.T.reshape(*batch, spec.num_outputs)
 
     transformed = hk.without_apply_rng(hk.transform(forward))
     return Network(transformed.init, transformed.apply)
@@ -113,13 +123,36 @@ def _vector(space: Space, value: jax.Array) -> jax.Array:
     return jnp.concatenate(parts, -1)
 
 
-def _linear(size: int, scale: float) -> hk.Linear:
-    return hk.Linear(size, w_init=hk.initializers.Orthogonal(scale))
+class _Linear(hk.Module):
+    """`activation(w x + b)` of x [inputs, N], with weights [size, inputs].
+
+    With the batch last, the three products of a training step all have a long last axis, which a
+    CPU multiplies 1.5 times faster than the weights' gradient of the usual layout.
+
+    On a CPU the activation works on a view [size, N, 1] of the sums. Were it elementwise in its
+    input, XLA would write it over the product; then LLVM cannot tell that input and output are
+    apart and computes one element at a time, 7 times slower for tanh (legacy emitters: see
+    `marl.xla.compiler_options`).
+    """
+
+    def __init__(self, size: int, scale: float, activation: Activation | None = None):
+        super().__init__(name="linear")
+        self.size, self.scale, self.activation = size, scale, activation
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        w_init = hk.initializers.Orthogonal(self.scale)
+        w = hk.get_parameter("w", (self.size, x.shape[0]), init=w_init)
+        b = hk.get_parameter("b", (self.size,), init=jnp.zeros)
+        if self.activation is None:
+            return w @ x + b[:, None]
+        if jax.default_backend() != "cpu":
+            return self.activation(w @ x + b[:, None])
+        return self.activation((w @ x)[..., None] + b[:, None, None])[..., 0]
 
 
-def _mlp(x: jax.Array, spec: NetworkSpec, activation: Any) -> jax.Array:
+def _mlp(x: jax.Array, spec: NetworkSpec, activation: Activation) -> jax.Array:
     for size in spec.hidden_sizes:
-        x = activation(_linear(size, np.sqrt(2))(x))
+        x = _Linear(size, np.sqrt(2), activation)(x)
     return x
 
 
@@ -128,15 +161,19 @@ def _simba(x: jax.Array, spec: NetworkSpec) -> jax.Array:
 
     The width is the first hidden size, the number of blocks the number of hidden sizes.
     """
+
+    def normalise(x: jax.Array) -> jax.Array:
+        return hk.LayerNorm(0, True, True, param_axis=0)(x)
+
     width = spec.hidden_sizes[0]
-    x = _linear(width, 1.0)(x)
+    x = _Linear(width, 1.0)(x)
     for _ in spec.hidden_sizes:
-        y = _linear(4 * width, np.sqrt(2))(hk.LayerNorm(-1, True, True)(x))
-        x = x + _linear(width, 1.0)(jax.nn.relu(y))
-    return hk.LayerNorm(-1, True, True)(x)
+        y = _Linear(4 * width, np.sqrt(2), jax.nn.relu)(normalise(x))
+        x = x + _Linear(width, 1.0)(y)
+    return normalise(x)
 
 
-def _encode_image(image: jax.Array, activation: Any) -> jax.Array:
+def _encode_image(image: jax.Array, activation: Activation) -> jax.Array:
     """Three 3x3 convolutions over an image of any size, flattened: [..., H, W, C] -> [..., F].
 
     Pixels (integers with at most four channels) are scaled to [0, 1]; planes of features are not.

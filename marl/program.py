@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from marl import rollout
+from marl import rollout, xla
 from marl.dispatch import TeamSpec, lift
 from marl.envs.vector import VectorEnv
-from marl.envs.wrappers import with_statistics
 from marl.rollout import Carry, Episodes, Faults
 
 # a program that runs once is not worth optimising: half its compile time
@@ -91,8 +90,9 @@ class Program:
         chunk = jax.jit(partial(_chunk, self.spec), donate_argnums=0)
         lowered_chunk = chunk.lower(state, jnp.int32(0))
         traced = time.process_time()
-        self._init = lowered_init.compile(_RUNS_ONCE)
-        self._chunk = lowered_chunk.compile()
+        options = xla.compiler_options()
+        self._init = lowered_init.compile(options | _RUNS_ONCE)
+        self._chunk = lowered_chunk.compile(options)
         return Timings(traced - started, time.process_time() - traced)
 
     def init(self, keys: jax.Array, hparams: Any) -> RunState:
@@ -123,7 +123,7 @@ def program(spec: ProgramSpec) -> Program:
 
 
 def vector_env(spec: ProgramSpec) -> VectorEnv:
-    return VectorEnv(with_statistics(spec.env), spec.num_envs, spec.reset_pool)
+    return VectorEnv(spec.env, spec.num_envs, spec.reset_pool)
 
 
 def init_state(spec: ProgramSpec, key: jax.Array, hparams: Any) -> RunState:

@@ -6,6 +6,7 @@ import platform
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 FLAG = "xla_cpu_enable_concurrency_optimized_scheduler"  # known to jaxlib 0.7 to 0.11
 
@@ -31,6 +32,19 @@ def prepare() -> None:
                 stacklevel=2,
             )
     _enable_compilation_cache()
+
+
+def compiler_options() -> dict[str, Any]:
+    """What every program of this library is compiled with.
+
+    On CPU XLA's newer emitters take most of compile time and memory: MLIR is lowered anew for each
+    of hundreds of fused kernels. The kernels of the legacy emitters are as fast here.
+    """
+    import jax
+
+    if jax.default_backend() != "cpu":
+        return {}
+    return {"xla_cpu_use_fusion_emitters": False}  # known to jaxlib 0.7 to 0.11
 
 
 def _enable_compilation_cache() -> None:

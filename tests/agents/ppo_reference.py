@@ -52,8 +52,8 @@ def reference_mlp(params, x):
     """Layers in the order of their names, tanh between them."""
     *hidden, head = (params[name] for name in sorted(params))
     for layer in hidden:
-        x = jnp.tanh(x @ layer["w"] + layer["b"])
-    return x @ head["w"] + head["b"]
+        x = jnp.tanh(x @ layer["w"].T + layer["b"])
+    return x @ head["w"].T + head["b"]
 
 
 def reference_gae(rollout, value, next_value, gamma, gae_lambda):

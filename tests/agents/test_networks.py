@@ -105,8 +105,8 @@ def mlp(params, x, activation):
     """A second implementation: layers in order of their number, the last one linear."""
     *hidden, head = sorted(params, key=lambda name: (len(name), name))
     for name in hidden:
-        x = activation(x @ np.asarray(params[name]["w"]) + np.asarray(params[name]["b"]))
-    return x @ np.asarray(params[head]["w"]) + np.asarray(params[head]["b"])
+        x = activation(x @ np.asarray(params[name]["w"]).T + np.asarray(params[name]["b"]))
+    return x @ np.asarray(params[head]["w"]).T + np.asarray(params[head]["b"])
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_an_mlp_without_hidden_layers_is_linear():
     network = make_network(NetworkSpec((), num_outputs=2))
     zeros = networks.zero_features(Box((3,)))
     params = jax.eval_shape(network.init, jax.random.key(1), zeros)
-    assert [leaf.shape for leaf in jax.tree.leaves(params)] == [(2,), (3, 2)]
+    assert [leaf.shape for leaf in jax.tree.leaves(params)] == [(2,), (2, 3)]
 
 
 def assert_orthogonal(w, scale):
@@ -139,7 +139,7 @@ def test_weights_start_orthogonal_and_biases_at_zero():
     params = jax.jit(network.init)(jax.random.key(0), networks.zero_features(Box((12,))))
     layers = [params[name] for name in sorted(params)]
     scales = [np.sqrt(2), np.sqrt(2), 0.01]
-    for layer, shape, scale in zip(layers, [(12, 8), (8, 16), (16, 4)], scales, strict=True):
+    for layer, shape, scale in zip(layers, [(8, 12), (16, 8), (4, 16)], scales, strict=True):
         assert layer["w"].shape == shape
         assert_orthogonal(layer["w"], scale)
         np.testing.assert_array_equal(layer["b"], 0.0)
@@ -191,7 +191,7 @@ def test_large_images_are_halved(size, features_out):
     network = make_network(NetworkSpec((), num_outputs=1))
     zeros = networks.zero_features(Box((*size, 1), 0, 255, "uint8"))
     shapes = jax.eval_shape(network.init, jax.random.key(0), zeros)
-    assert shapes["linear"]["w"].shape == (features_out, 1)
+    assert shapes["linear"]["w"].shape == (1, features_out)
 
 
 def simba(params, x, blocks):
@@ -201,12 +201,12 @@ def simba(params, x, blocks):
 
     def dense(x):
         layer = params[next(linear)]
-        return x @ layer["w"] + layer["b"]
+        return x @ layer["w"].T + layer["b"]
 
     def norm(x):
         layer = params[next(norms)]
         normal = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
-        return normal * layer["scale"] + layer["offset"]
+        return normal * layer["scale"].ravel() + layer["offset"].ravel()
 
     x = dense(x)
     for _ in range(blocks):
@@ -220,7 +220,7 @@ def test_simba_by_hand():
     found = networks.Features(np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32), ())
     shapes = jax.eval_shape(network.init, jax.random.key(0), found)
     linear = [shapes[name]["w"].shape for name in sorted(shapes) if "linear" in name]
-    assert linear == [(3, 8), (8, 32), (32, 8), (8, 32), (32, 8), (8, 2)]
+    assert linear == [(8, 3), (32, 8), (8, 32), (32, 8), (8, 32), (2, 8)]
     generator = np.random.default_rng(1)
     params = jax.tree.map(lambda x: generator.normal(size=x.shape).astype(np.float32), shapes)
     outputs = jax.jit(network.apply)(params, found)
