@@ -216,9 +216,10 @@ def evaluate(
     and the critic's target is the mean of theirs.
     """
     features = critic_features(parts, state, rollout.critic_obs)
-    output = critic_output(parts, state.critic.params, features)
     final = critic_features(parts, state, rollout.final_critic_obs)
-    next_output = critic_output(parts, state.critic.params, final)
+    # one after the other by one program, which is half as much to compile
+    both = jax.tree.map(lambda x, y: jnp.stack([x, y]), features, final)
+    output, next_output = jax.lax.map(partial(critic_output, parts, state.critic.params), both)
     fold = rollout.reward.shape[1] // output.shape[1]
     estimate, following = (
         jnp.repeat(denormalise_value(state, x), fold, axis=1) for x in (output, next_output)

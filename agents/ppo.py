@@ -288,8 +288,7 @@ def _shuffled(
     """Sample indices [num_epochs * num_minibatches, samples per minibatch] of actor and critic."""
 
     def indices(key: jax.Array, size: int) -> jax.Array:
-        # sorting random words is a permutation, and compiles in a third of the time of one
-        orders = jnp.argsort(jax.random.bits(key, (config.num_epochs, size)))
+        orders = permutations(key, config.num_epochs, size)
         return orders.reshape(config.num_epochs * config.num_minibatches, -1)
 
     size = actor_samples.weight.shape[0]
@@ -300,6 +299,19 @@ def _shuffled(
     if critic_size == size:
         return actor, actor
     return actor, indices(jax.random.fold_in(key, 1), critic_size)
+
+
+def permutations(key: jax.Array, number: int, size: int) -> jax.Array:
+    """Random orders [number, size] of 0 ... size - 1, from one sort of integers.
+
+    The low bits of each word are the index, the rest is random: sorting plain integers is six times
+    faster on a CPU than sorting pairs. Where the 32 - log2(size) random bits of two samples are
+    equal they stay in order, which only matters where a minibatch ends between them.
+    """
+    width = (size - 1).bit_length()
+    words = jax.random.bits(key, (number, size)) >> width << width
+    order = jnp.sort(words | jnp.arange(size, dtype=jnp.uint32))
+    return (order & jnp.uint32(2**width - 1)).astype(jnp.int32)
 
 
 def _flatten(tree: Any) -> Any:

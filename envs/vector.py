@@ -41,7 +41,16 @@ class VectorEnv(NamedTuple):
         return state._replace(pool=pool)
 
     def step(self, key: jax.Array, state: VectorState, action: Any) -> tuple[TimeStep, VectorState]:
-        keys = jax.random.split(key, self.num_envs + 1)
+        return self.step_with(self.step_keys(key), state, action)
+
+    def step_keys(self, key: jax.Array) -> jax.Array:
+        """[B + 1]: the keys of a step of each environment, and of their resets."""
+        return jax.random.split(key, self.num_envs + 1)
+
+    def step_with(
+        self, keys: jax.Array, state: VectorState, action: Any
+    ) -> tuple[TimeStep, VectorState]:
+        """`step` with keys that were split before: many at once cost less than one by one."""
         keys, key_reset = keys[:-1], keys[-1]
         if not isinstance(self.env, AutoReset):
             timestep, env_state = jax.vmap(self.env.step)(keys, state.env, action)

@@ -106,11 +106,12 @@ def state_space(env: Any) -> Any:
     return jax.tree.map(lambda x: spaces.Box(x.shape, dtype=x.dtype.name), shapes)
 
 
-def build(group: Group, observations: Sequence[Any], state: Any) -> Any:
+def build(group: Group, own: Any, observations: Sequence[Any], state: Any) -> Any:
     """The critic's input over a rollout: a tuple with one tree per source.
 
     Args:
       group: whose critic it is.
+      own: the members' own observations, folded and identified, [T, S, B * N, ...].
       observations: by position, [T, B, ...].
       state: global state [T, B, ...], or ().
 
@@ -118,25 +119,20 @@ def build(group: Group, observations: Sequence[Any], state: Any) -> Any:
       [T, B, ...] where every member's critic reads the same, else [T, S, B * N, ...].
     """
 
-    def read(source: Source, position: int) -> Any:
-        if source == "state":
-            return state
-        return observations[position if isinstance(source, str) else source]
+    def read(source: Source) -> Any:
+        return state if isinstance(source, str) else observations[source]
 
     if group.joint:
-        return tuple(read(source, group.positions[0]) for source in group.scopes[0])
+        return tuple(read(source) for source in group.scopes[0])
     built = []
-    for place in range(len(group.scopes[0])):
-        members = [
-            read(scope[place], position)
-            for scope, position in zip(group.scopes, group.positions, strict=True)
-        ]
+    for place, source in enumerate(group.scopes[0]):
+        if source == "self":
+            built.append(own)
+            continue
+        members = [read(scope[place]) for scope in group.scopes]
         stacked = groups.stack_members(group, members)  # [S, N, T, B, ...]
         by_time = jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), stacked)
-        folded = groups.fold(group, by_time)
-        if group.scopes[0][place] == "self":
-            folded = identify_folded(group, folded)
-        built.append(folded)
+        built.append(groups.fold(group, by_time))
     return tuple(built)
 
 

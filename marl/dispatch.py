@@ -167,29 +167,36 @@ def _initial_memory(built: tuple[Group, ...], batch_size: int) -> tuple[Any, ...
     return tuple(memory(group) for group in built)
 
 
+def acting_keys(spec: TeamSpec, key: jax.Array) -> jax.Array:
+    """[A]: what a team's `act` takes, by position in `env.agents`."""
+    return groups.position_keys(key, range(len(spec.agents)))
+
+
 def _act(
     spec: TeamSpec,
     built: tuple[Group, ...],
     mode: str,
-    key: jax.Array,
+    keys: jax.Array,
     state: tuple[Any, ...],
     inputs: ActInput,
     hparams: tuple[Any, ...],
 ) -> ActOutput:
-    """Actions by agent id. `inputs.obs` and `inputs.action_mask` are by position; extras are the
-    `GroupSteps` of each group, which `update` wants back."""
-    agent_keys = groups.position_keys(key, range(len(spec.agents)))
+    """Actions by agent id, from `acting_keys` [A].
+
+    `inputs.obs` and `inputs.action_mask` are by position; extras are the `GroupSteps` of each
+    group, which `update` wants back.
+    """
     action: dict[int, Any] = {}
     memories, steps = [], []
     for index, group in enumerate(built):
         masks = inputs.action_mask
         group_masks = None if masks is None else groups.stack(group, masks)
         obs = groups.stack(group, inputs.obs)
-        keys = agent_keys[jnp.asarray(group.positions)].reshape(group.shape)
+        group_keys = groups.take(keys, group.positions).reshape(group.shape)
         own = ActInput(obs, group_masks, inputs.memory[index], inputs.reset)
         act_set = partial(_act_set, group, mode)
         axes = (0, 0, _input_axes(group_masks), 0)
-        out = groups.over_sets(group, act_set, axes, keys, state[index], own, hparams[index])
+        out = groups.over_sets(group, act_set, axes, group_keys, state[index], own, hparams[index])
         action |= groups.unstack(group, out.action)
         memories.append(out.memory)
         steps.append(GroupSteps(obs, out.action, group_masks, out.extras))

@@ -13,12 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl import rollout
+from marl import rollout, xla
 from marl.agents.learner import ActFn, ActInput, ActOutput
 from marl.agents.validation import at_least, one_of
 from marl.dispatch import TeamSpec, lift
 from marl.envs.vector import VectorEnv
-from marl.envs.wrappers import with_statistics
 from marl.rollout import Carry, Ended
 
 MODES = ("stochastic", "greedy")
@@ -80,19 +79,20 @@ def evaluate(
 
 @lru_cache(maxsize=32)
 def _program(spec: _Spec) -> Any:
-    return jax.jit(partial(_play, spec))
+    return jax.jit(partial(_play, spec), compiler_options=xla.compiler_options())
 
 
 def _play(
     spec: _Spec, key: jax.Array, state: Any, hparams: Any, greedy: jax.Array, max_steps: jax.Array
 ) -> tuple[Ended, jax.Array]:
     """Tables of finished episodes [B, episodes per environment, ...], and how many each has."""
-    env = VectorEnv(with_statistics(spec.env), spec.num_envs)
+    env = VectorEnv(spec.env, spec.num_envs)
     key_reset, key_steps = jax.random.split(key)
     act = partial(_act, spec.team, greedy)
 
     def step(carry: Carry, index: jax.Array) -> tuple[Carry, rollout.Step]:
-        keys = jax.random.split(jax.random.fold_in(key_steps, index))
+        pair = jax.random.split(jax.random.fold_in(key_steps, index))
+        keys = rollout.step_keys(spec.team, env, pair)
         return rollout.act_and_step(spec.team, env, act, keys, state, carry, hparams)
 
     carry = rollout.start(spec.team, env, key_reset)
@@ -117,13 +117,13 @@ def _play(
 
 
 def _act(
-    team: TeamSpec, greedy: jax.Array, key: jax.Array, state: Any, inputs: ActInput, hparams: Any
+    team: TeamSpec, greedy: jax.Array, keys: jax.Array, state: Any, inputs: ActInput, hparams: Any
 ) -> ActOutput:
     """Both modes in one program, so that it compiles once."""
     learner = lift(team).learner
 
     def without_extras(act: ActFn) -> Callable[[], ActOutput]:
-        return lambda: act(key, state, inputs, hparams)._replace(extras=())
+        return lambda: act(keys, state, inputs, hparams)._replace(extras=())
 
     return jax.lax.cond(greedy, without_extras(learner.act_greedy), without_extras(learner.act))
 

@@ -61,21 +61,24 @@ def of_group(
 
     def of_agents(x: jax.Array) -> jax.Array:
         """[T, A, B] to [T, S, B * N]."""
-        own = x[:, list(group.positions)]
-        return groups.fold(group, own.reshape(x.shape[0], num_sets, num_members, x.shape[2]))
+        own = groups.take(jnp.swapaxes(x, 0, 1), group.positions)
+        own = jnp.swapaxes(own, 0, 1).reshape(x.shape[0], num_sets, num_members, x.shape[2])
+        return groups.fold(group, own)
 
     def folded(tree: Any) -> Any:
         return groups.fold(group, tree)
 
+    own = critics.identify_folded(group, folded(steps.obs))
+    own_final = critics.identify_folded(group, folded(rollout.final_obs[index]))
     experience = Rollout(
-        obs=critics.identify_folded(group, folded(steps.obs)),
+        obs=own,
         action=folded(steps.action),
         action_mask=folded(steps.action_mask),
         extras=folded(steps.extras),
         memory=_fold_memory(group, rollout.memory[index]),
         reset=jnp.repeat(rollout.reset, num_members, axis=1),
-        critic_obs=critics.build(group, observations, rollout.global_state),
-        final_critic_obs=critics.build(group, finals, rollout.final_global_state),
+        critic_obs=critics.build(group, own, observations, rollout.global_state),
+        final_critic_obs=critics.build(group, own_final, finals, rollout.final_global_state),
         context=(),
         next_context=(),
         reward=of_agents(result.reward),

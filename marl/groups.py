@@ -83,6 +83,14 @@ def _take(tree: Any, axes: Any, index: int) -> Any:
     return type(tree)(*(_take(part, axis, index) for part, axis in zip(tree, axes, strict=True)))
 
 
+def take(x: jax.Array, positions: Sequence[int]) -> jax.Array:
+    """`x[positions]` along the first axis; of neighbours a slice, which is cheaper to compile."""
+    first, size = positions[0], len(positions)
+    if list(positions) == list(range(first, first + size)):
+        return x[first : first + size]
+    return x[jnp.asarray(positions)]
+
+
 def fold(group: Group, tree: Any) -> Any:
     """[T, S, N, B, ...] to [T, S, B * N, ...]: the members of a set stand last in its batch."""
     num_sets, num_members = group.shape

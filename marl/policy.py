@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from marl.agents.learner import ActInput
-from marl.dispatch import TeamSpec, lift
+from marl.dispatch import TeamSpec, acting_keys, lift
 from marl.envs import spaces
 from marl.envs.errors import UsageError
 from marl.rollout import visible
@@ -116,5 +116,5 @@ def act_once(
     )
     learner = lift(spec).learner
     act = learner.act_greedy if mode == "greedy" else learner.act
-    out = act(key, state, inputs, hparams)
+    out = act(acting_keys(spec, key), state, inputs, hparams)
     return jax.tree.map(lambda x: x[0], out.action), out.memory

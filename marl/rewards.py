@@ -39,7 +39,7 @@ def pool(teams: RewardTeams, reward: jax.Array, active: jax.Array) -> jax.Array:
     A team's reward is the mean (or sum) over its active members, and 0 when none is active.
     """
     total = _sum_over_team(teams, jnp.where(active, reward, 0.0))
-    if teams.pooling == "sum":
+    if teams.pooling == "sum" or len(teams.members) == reward.shape[-2]:
         return total
     return total / jnp.maximum(_sum_over_team(teams, active.astype(jnp.float32)), 1.0)
 

@@ -1,14 +1,16 @@
 """Collecting experience: a scan of acting and stepping over all agents at once."""
 
-from functools import partial
+from collections.abc import Mapping
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from marl import groups, rewards
 from marl.agents.learner import ActFn, ActInput
-from marl.dispatch import TeamSpec, lift
+from marl.dispatch import TeamSpec, acting_keys, lift
 from marl.envs.vector import VectorEnv, VectorState
 from marl.experience import TeamRollout
 from marl.groups import Group
@@ -22,7 +24,15 @@ class Carry(NamedTuple):
     active: jax.Array  # [A, B] bool: acts on `obs`
     reset: jax.Array  # [B] bool: the step before ended the episode
     memory: Any  # per group
-    team_return: jax.Array  # [reward teams, B]: pooled, unscaled rewards of the running episode
+    episode: "Episode"
+
+
+class Episode(NamedTuple):
+    """Each environment's running episode."""
+
+    length: jax.Array  # [B] int32
+    returns: jax.Array  # [A, B]: raw rewards of the steps each agent was active in
+    team_returns: jax.Array  # [reward teams, B]: pooled, unscaled rewards
 
 
 class Episodes(NamedTuple):
@@ -48,7 +58,7 @@ class Step(NamedTuple):
     episode_over: jax.Array
     global_state: Any
     final_global_state: Any
-    ended: Any  # `Ended`, or () in a rollout
+    ended: Any  # `Ended`
 
 
 class Faults(NamedTuple):
@@ -67,6 +77,18 @@ class Ended(NamedTuple):
     success: Any  # [B], or () where the environment knows no success
 
 
+class StepKeys(NamedTuple):
+    """The randomness of one step."""
+
+    act: jax.Array  # [A]
+    env: jax.Array  # [B + 1]
+
+
+def step_keys(spec: TeamSpec, env: VectorEnv, pair: jax.Array) -> StepKeys:
+    """From a pair of keys [2], of acting and of the environments."""
+    return StepKeys(acting_keys(spec, pair[0]), env.step_keys(pair[1]))
+
+
 def start(spec: TeamSpec, env: VectorEnv, key: jax.Array) -> Carry:
     """Fresh episodes in every environment."""
     obs, state = env.reset(key)
@@ -77,7 +99,11 @@ def start(spec: TeamSpec, env: VectorEnv, key: jax.Array) -> Carry:
         active=jnp.ones((num_agents, env.num_envs), bool),
         reset=jnp.ones((env.num_envs,), bool),
         memory=lift(spec).learner.initial_memory(env.num_envs),
-        team_return=jnp.zeros((num_teams, env.num_envs)),
+        episode=Episode(
+            length=jnp.zeros(env.num_envs, jnp.int32),
+            returns=jnp.zeros((num_agents, env.num_envs)),
+            team_returns=jnp.zeros((num_teams, env.num_envs)),
+        ),
     )
 
 
@@ -97,69 +123,68 @@ def collect(
         key, key_pool = jax.random.split(key)
         carry = carry._replace(env=env.refresh(key_pool, carry.env))
     step = partial(_training_step, spec, env, state, hparams)
-    carry, (out, episodes, finite) = jax.lax.scan(step, carry, jax.random.split(key, (length, 2)))
+    # all at once: inside the scan each split would be a loop of small kernels
+    keys = jax.vmap(partial(step_keys, spec, env))(jax.random.split(key, (length, 2)))
+    carry, out = jax.lax.scan(step, carry, keys)
     fields = {name: value for name, value in out._asdict().items() if name != "ended"}
     rollout = TeamRollout(memory=memory, env_steps=env_steps, **fields)
-    faults = jax.tree.map(lambda x: jnp.sum(jnp.cumprod(x.astype(jnp.int32), 0), 0), finite)
-    return carry, rollout, jax.tree.map(lambda x: jnp.sum(x, 0), episodes), faults
+    return carry, rollout, _episodes(out), _faults(spec, out)
 
 
 def _training_step(
-    spec: TeamSpec, env: VectorEnv, state: Any, hparams: Any, carry: Carry, keys: jax.Array
-) -> tuple[Carry, tuple[Step, Episodes, Faults]]:
-    """Sums of the episodes that ended leave the scan, not their steps."""
-    act = lift(spec).learner.act
-    carry, step = act_and_step(spec, env, act, keys, state, carry, hparams)
-    over = step.episode_over
+    spec: TeamSpec, env: VectorEnv, state: Any, hparams: Any, carry: Carry, keys: StepKeys
+) -> tuple[Carry, Step]:
+    return act_and_step(spec, env, lift(spec).learner.act, keys, state, carry, hparams)
+
+
+def _episodes(steps: Step) -> Episodes:
+    """Sums over the episodes that ended in `steps` [T, B, ...]."""
+    over = steps.episode_over
 
     def total(x: jax.Array) -> jax.Array:
-        mask = over.reshape(over.shape + (1,) * (x.ndim - 1))
-        return jnp.sum(jnp.where(mask, x, 0).astype(jnp.float32), 0)
+        mask = over.reshape(over.shape + (1,) * (x.ndim - 2))
+        return jnp.sum(jnp.where(mask, x, 0).astype(jnp.float32), (0, 1))
 
-    episodes = Episodes(
-        finished=total(jnp.ones_like(over)), **jax.tree.map(total, step.ended)._asdict()
+    return Episodes(
+        finished=total(jnp.ones_like(over)), **jax.tree.map(total, steps.ended)._asdict()
     )
-    return carry, (step._replace(ended=()), episodes, _finite(spec, step))
 
 
-def _finite(spec: TeamSpec, step: Step) -> Faults:
-    """Per agent, whether what it saw and got in this step is finite; bools in place of steps."""
+def _faults(spec: TeamSpec, steps: Step) -> Faults:
+    """Per agent, the first of `steps` [T, ...] in which what it saw or got was not finite."""
     built = lift(spec).groups
-    finite = [_finite_obs(group, steps.obs) for group, steps in zip(built, step.steps, strict=True)]
+    finite = [_finite_obs(group, x.obs) for group, x in zip(built, steps.steps, strict=True)]
     order = [position for group in built for position in group.positions]
-    seen = jnp.concatenate(finite)[jnp.argsort(jnp.asarray(order))]
-    reward = jnp.all(jnp.isfinite(step.reward) | ~step.active, -1)
-    return Faults(seen, reward)
+    seen = jnp.concatenate(finite, 1)[:, np.argsort(order)]
+    reward = jnp.all(jnp.isfinite(steps.reward) | ~steps.active, -1)
+    first = [jnp.sum(jnp.cumprod(x.astype(jnp.int32), 0), 0) for x in (seen, reward)]
+    return Faults(*first)
 
 
 def _finite_obs(group: Group, obs: Any) -> jax.Array:
-    """[S * N] bool: whether a member's observations [S, N, B, ...] are finite."""
+    """[T, S * N] bool: whether a member's observations [T, S, N, B, ...] are finite."""
     size = len(group.positions)
-    flat = [x.reshape(size, -1) for x in jax.tree.leaves(obs)]
-    floats = [x for x in flat if jnp.issubdtype(x.dtype, jnp.floating)]
-    return jnp.all(jnp.isfinite(jnp.concatenate(floats, 1)), 1) if floats else jnp.ones(size, bool)
+    flat = [x.reshape(x.shape[0], size, -1) for x in jax.tree.leaves(obs)]
+    finite = [jnp.all(jnp.isfinite(x), -1) for x in flat if jnp.issubdtype(x.dtype, jnp.floating)]
+    return reduce(jnp.logical_and, finite, jnp.ones((flat[0].shape[0], size), bool))
 
 
 def act_and_step(
     spec: TeamSpec,
     env: VectorEnv,
     act: ActFn,
-    keys: jax.Array,
+    keys: StepKeys,
     state: Any,
     carry: Carry,
     hparams: Any,
 ) -> tuple[Carry, Step]:
-    """One step of every environment; `act` is the team's, or of the same signature.
-
-    `keys` [2] are of acting and of the environments.
-    """
+    """One step of every environment; `act` is the team's, or of the same signature."""
     lifted = lift(spec)
-    key_act, key_env = keys
     inputs = act_input(spec, env, carry)
-    out = act(key_act, state, inputs, hparams)
+    out = act(keys.act, state, inputs, hparams)
     reads_state = spec.state is not None
     global_state = env.global_state(carry.env) if reads_state else ()
-    timestep, env_state = env.step(key_env, carry.env, out.action)
+    timestep, env_state = env.step_with(keys.env, carry.env, out.action)
 
     reward, terminated, truncated, active = (
         by_agent(spec, tree)
@@ -167,7 +192,7 @@ def act_and_step(
     )
     over = timestep.episode_over
     reward = reward.astype(jnp.float32)
-    team_return = carry.team_return + _team_reward(spec, reward, carry.active)
+    episode = _after_step(spec, carry, reward)
     # at an episode's end only who was cut off is still there to be looked at
     final_active = jnp.where(over, truncated & carry.active, active)
     final_obs = visible(spec, timestep.final_obs, final_active)
@@ -182,7 +207,7 @@ def act_and_step(
         episode_over=over,
         global_state=global_state,
         final_global_state=timestep.final_extras["global_state"] if reads_state else (),
-        ended=_ended(spec, timestep, team_return),
+        ended=_ended(episode, timestep.info),
     )
     carry = Carry(
         obs=timestep.obs,
@@ -190,7 +215,7 @@ def act_and_step(
         active=active,
         reset=over,
         memory=out.memory,
-        team_return=jnp.where(over, 0.0, team_return),
+        episode=jax.tree.map(lambda x: jnp.where(over, 0, x), episode),
     )
     return carry, step
 
@@ -220,17 +245,22 @@ def by_agent(spec: TeamSpec, tree: Any) -> jax.Array:
     return jnp.stack([tree[agent.name] for agent in spec.agents])
 
 
-def _team_reward(spec: TeamSpec, reward: jax.Array, active: jax.Array) -> jax.Array:
-    """[reward teams, B]: pooled rewards."""
-    pooled = rewards.pool(spec.reward_teams, reward, active)
-    return pooled[jnp.asarray([members[0] for members in spec.reward_teams.members])]
+def _after_step(spec: TeamSpec, carry: Carry, reward: jax.Array) -> Episode:
+    """The episode with the rewards [A, B] of one more step; those of who is out may be NaN."""
+    pooled = rewards.pool(spec.reward_teams, reward, carry.active)
+    episode, firsts = carry.episode, [members[0] for members in spec.reward_teams.members]
+    return Episode(
+        length=episode.length + 1,
+        returns=episode.returns + jnp.where(carry.active, reward, 0.0),
+        team_returns=episode.team_returns + groups.take(pooled, firsts),
+    )
 
 
-def _ended(spec: TeamSpec, timestep: Any, team_return: jax.Array) -> Ended:
-    episode = timestep.info["episode"]
+def _ended(episode: Episode, info: Any) -> Ended:
+    knows = isinstance(info, Mapping) and "success" in info
     return Ended(
         length=episode.length,
-        returns=by_agent(spec, episode.returns).T,
-        team_returns=team_return.T,
-        success=timestep.info.get("success", ()),
+        returns=episode.returns.T,
+        team_returns=episode.team_returns.T,
+        success=info["success"] if knows else (),
     )

@@ -17,7 +17,6 @@ from marl import rollout
 from marl.agents import ppo
 from marl.agents.learner import Learner
 from marl.envs.vector import VectorEnv
-from marl.envs.wrappers import with_statistics
 from marl.experience import TeamRollout
 from marl.program import Program, ProgramSpec, RunState, program
 from marl.specs import Team
@@ -125,7 +124,7 @@ def trained(team: Team, trainer: Program, updates: int, seed: int = 0) -> tuple[
 
 def play(team: Team, num_envs: int = 4, length: int = 8, seed: int = 0) -> tuple[Any, TeamRollout]:
     """A fresh team's states, and a rollout that they played."""
-    env = VectorEnv(with_statistics(team.env), num_envs)
+    env = VectorEnv(team.env, num_envs)
     hparams = team.group_hparams()
 
     @jax.jit

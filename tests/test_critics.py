@@ -121,12 +121,20 @@ class Kinds:
 KINDS_ENV = AutoReset(Kinds())
 
 
+def build(group, observations, state):
+    """`critics.build` from observations by position, [T, B, ...]."""
+    stacked = groups.stack(group, observations)  # [S, N, T, B, ...]
+    by_time = jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), stacked)
+    own = critics.identify_folded(group, groups.fold(group, by_time))
+    return critics.build(group, own, observations, state)
+
+
 def test_agents_of_one_kind_see_scopes_of_one_structure():
     """P, Q, P: own first, and the other P before the Q, so that the two P are one group."""
     team = small_team(KINDS_ENV, critic=["self", "all"])
     assert [group.sets for group in team.lifted.groups] == [((0,), (2,)), ((1,),)]
     positions = [jnp.full((2, 1, space.size), p) for p, space in enumerate(_observation_spaces())]
-    built = [critics.build(group, positions, ()) for group in team.lifted.groups]
+    built = [build(group, positions, ()) for group in team.lifted.groups]
     who = [[np.asarray(x)[0, :, 0, 0].tolist() for x in sources] for sources in built]
     assert who == [[[0, 2], [2, 0], [1, 1]], [[1], [0], [2]]]
 
@@ -139,7 +147,7 @@ def test_what_all_agents_read_has_no_agent_axis(critic):
     assert reds.joint and blue.joint and len(reds.sets) == 2
     T, B = 3, 2
     observations = [jnp.ones((T, B, *space.shape)) for space in _observation_spaces()]
-    built = critics.build(reds, observations, jnp.ones((T, B, 4)))
+    built = build(reds, observations, jnp.ones((T, B, 4)))
     assert all(x.shape[:2] == (T, B) and x.ndim == 3 for x in built)
     if critic == "all":
         assert [x.shape[2] for x in built] == [2, 3, 2]
@@ -152,7 +160,8 @@ def test_the_state_is_passed_to_the_whole_group_once():
     update = updater(team)
     text = str(jax.make_jaxpr(update)(states, rollout, team.group_hparams()))
     assert "f32[8,5,7]" in text  # [T, B, 2 + 3 + 2]
-    for tiled in ("f32[8,2,5,7]", "f32[2,8,5,7]", "f32[8,10,7]"):
+    assert "f32[2,8,5,7]" in text.replace(" ", "")  # its values, before and after each step
+    for tiled in ("f32[8,2,5,7]", "f32[2,2,8,5,7]", "f32[8,10,7]"):
         assert tiled not in text.replace(" ", "")
 
 
@@ -168,7 +177,7 @@ def valuer(team):
         state = team.learner.init(jax.random.key(0), team.group_hparams())
         found = {}
         for group, group_state in zip(team.lifted.groups, state, strict=True):
-            critic_obs = critics.build(group, observations, global_state)
+            critic_obs = build(group, observations, global_state)
             axes = (0, None if group.joint else 1)
             value = groups.over_sets(group, group.learner.value, axes, group_state, critic_obs)
             for index, members in enumerate(group.sets):

@@ -36,7 +36,6 @@ from marl.agents.learner import ActInput, CriticSpace, Rollout
 from marl.envs.games import Roster
 from marl.envs.interface import AutoReset
 from marl.envs.vector import VectorEnv
-from marl.envs.wrappers import with_statistics
 from marl.report import training_row
 from marl.training import seed_keys
 
@@ -199,7 +198,7 @@ def test_a_team_of_one_equals_the_single_agent_learner():
         CriticSpace((env.observation_spaces[agent],)),
     )
     hparams = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), ppo.Hparams())
-    worlds = VectorEnv(with_statistics(env), num_envs)
+    worlds = VectorEnv(env, num_envs)
     act, update, step = (jax.jit(f) for f in (learner.act, learner.update, worlds.step))
     key_init, key_reset, key_run = jax.random.split(seed_keys(0, 1)[0], 3)
     own = jax.jit(learner.init)(jax.random.fold_in(key_init, 0), hparams)

@@ -14,6 +14,7 @@ from team_envs import shift
 import marl
 from marl import evaluation
 from marl.agents.learner import ActInput
+from marl.dispatch import acting_keys
 from marl.envs.errors import UsageError
 from marl.policy import Policy
 
@@ -61,7 +62,7 @@ def test_a_policy_acts_as_the_team_does(mixed, mode):
     by_position = [jax.tree.map(lambda x: x[None], obs[agent]) for agent in MIXED.agents]
     inputs = ActInput(by_position, None, learner.initial_memory(1), jnp.zeros(1, bool))
     act = jax.jit(learner.act_greedy if mode == "greedy" else learner.act)
-    expected = act(key, policy.state, inputs, policy.hparams)
+    expected = act(acting_keys(team.spec, key), policy.state, inputs, policy.hparams)
     assert set(action) == set(MIXED.agents)
     assert_identical(action, jax.tree.map(lambda x: x[0], expected.action))
     assert jax.tree.structure(memory) == jax.tree.structure(expected.memory)
