@@ -10,7 +10,9 @@ law: `key` first, `state` second, data, `hparams` last.
 An *algorithm* is anything with the attributes `Config`, `Hparams` and `make` (a module will do):
 `Config` a frozen dataclass of what changes shapes or control flow, `Hparams` a NamedTuple of
 floats, all with defaults (their ranges in the optional mapping `BOUNDS`), and `make(config,
-observation_space, action_space, critic_space)`, which returns a `Learner`.
+observation_space, action_space, critic_space)`, which returns a `Learner`. The optional attribute
+`CRITIC` says what its critic takes: "value" (the default) for state values, "q" for action values
+of other agents' actions too, None for a learner without a critic of its own.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -27,6 +29,7 @@ class ActInput(NamedTuple):
     action_mask: Any  # PyTree like the action, [B, n] bool per Discrete leaf; None without masks
     memory: Any  # [B, ...] of `initial_memory`; () for feed-forward networks
     reset: jax.Array  # [B] bool: the previous step ended the episode
+    env_steps: Any = float("inf")  # [] environment steps taken; inf: schedules are at their end
 
 
 class ActOutput(NamedTuple):
@@ -45,7 +48,10 @@ class CriticSpace(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """T steps of B environments, as on-policy learners take it.
+    """T steps of B environments.
+
+    What a learner on replay takes are B windows of T steps each, drawn at random: the targets are
+    those of T-step returns, and only the first step of a window is learned from.
 
     `critic_obs` and `final_critic_obs` may have a smaller batch than the rest, [T, B / N], when the
     N agents folded into it have one critic input and one reward: the critic then runs once.
@@ -59,8 +65,10 @@ class Rollout(NamedTuple):
     reset: jax.Array  # [T, B] bool: the step before this one ended the episode
     critic_obs: Any  # [T, B, ...] or [T, B / N, ...]
     final_critic_obs: Any  # like critic_obs: of the state each transition led to
+    final_obs: Any  # like obs: what each transition led to
+    final_action_mask: Any  # like action_mask: what is legal there; None without masks
     context: Any  # [T, B, ...] other agents' actions, for Q-critics; () otherwise
-    next_context: Any  # [T, B, ...] their next actions; () otherwise
+    next_context: Any  # [T, B, ...] their next actions at final_critic_obs; () otherwise
     reward: jax.Array  # [T, B] float32
     terminated: jax.Array  # [T, B] bool
     truncated: jax.Array  # [T, B] bool
@@ -110,8 +118,8 @@ class LogProbFn(Protocol):
 
 
 class QValuesFn(Protocol):
-    def __call__(self, params: Any, experience: Any) -> jax.Array:
-        """Differentiable action values of the experience."""
+    def __call__(self, params: Any, obs: Any) -> jax.Array:
+        """Differentiable values [..., n] of each action, for observations [..., *space]."""
         ...
 
 

@@ -193,7 +193,7 @@ def _act(
         group_masks = None if masks is None else groups.stack(group, masks)
         obs = groups.stack(group, inputs.obs)
         group_keys = groups.take(keys, group.positions).reshape(group.shape)
-        own = ActInput(obs, group_masks, inputs.memory[index], inputs.reset)
+        own = ActInput(obs, group_masks, inputs.memory[index], inputs.reset, inputs.env_steps)
         act_set = partial(_act_set, group, mode)
         axes = (0, 0, _input_axes(group_masks), 0)
         out = groups.over_sets(group, act_set, axes, group_keys, state[index], own, hparams[index])
@@ -218,7 +218,7 @@ def _act_set(group: Group, mode: str, keys, state, inputs: ActInput, hparams) ->
 
 def _input_axes(action_mask: Any) -> Any:
     """The axis of S, or of N, in each field of an `ActInput`."""
-    fields: Any = (0, None if action_mask is None else 0, 0, None)
+    fields: Any = (0, None if action_mask is None else 0, 0, None, None)
     return ActInput(*fields)
 
 

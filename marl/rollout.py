@@ -122,7 +122,7 @@ def collect(
     if env.reset_pool:
         key, key_pool = jax.random.split(key)
         carry = carry._replace(env=env.refresh(key_pool, carry.env))
-    step = partial(_training_step, spec, env, state, hparams)
+    step = partial(_training_step, spec, env, state, hparams, env_steps)
     # all at once: inside the scan each split would be a loop of small kernels
     keys = jax.vmap(partial(step_keys, spec, env))(jax.random.split(key, (length, 2)))
     carry, out = jax.lax.scan(step, carry, keys)
@@ -132,9 +132,16 @@ def collect(
 
 
 def _training_step(
-    spec: TeamSpec, env: VectorEnv, state: Any, hparams: Any, carry: Carry, keys: StepKeys
+    spec: TeamSpec,
+    env: VectorEnv,
+    state: Any,
+    hparams: Any,
+    env_steps: jax.Array,
+    carry: Carry,
+    keys: StepKeys,
 ) -> tuple[Carry, Step]:
-    return act_and_step(spec, env, lift(spec).learner.act, keys, state, carry, hparams)
+    act = lift(spec).learner.act
+    return act_and_step(spec, env, act, keys, state, carry, hparams, env_steps)
 
 
 def _episodes(steps: Step) -> Episodes:
@@ -177,10 +184,14 @@ def act_and_step(
     state: Any,
     carry: Carry,
     hparams: Any,
+    env_steps: Any = float("inf"),
 ) -> tuple[Carry, Step]:
-    """One step of every environment; `act` is the team's, or of the same signature."""
+    """One step of every environment; `act` is the team's, or of the same signature.
+
+    `env_steps` [] are those taken so far; by default schedules of exploration are at their end.
+    """
     lifted = lift(spec)
-    inputs = act_input(spec, env, carry)
+    inputs = act_input(spec, env, carry)._replace(env_steps=env_steps)
     out = act(keys.act, state, inputs, hparams)
     reads_state = spec.state is not None
     global_state = env.global_state(carry.env) if reads_state else ()

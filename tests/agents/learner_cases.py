@@ -124,7 +124,7 @@ def random_mask(seed: int, space: SpaceTree, batch: tuple[int, ...]) -> Any:
 def act_input(obs: Any, mask: Any = None) -> ActInput:
     """The input of a feed-forward learner."""
     batch = jax.tree.leaves(obs)[0].shape[0]
-    return ActInput(obs, mask, memory=(), reset=np.zeros(batch, bool))
+    return ActInput(obs, mask, (), np.zeros(batch, bool), np.float32(50.0))
 
 
 def make_rollout(
@@ -166,6 +166,10 @@ def make_rollout(
         reset=np.zeros(batch, bool),
         critic_obs=sampled(seed + 1000, case.critic_observations, critic_batch),
         final_critic_obs=sampled(seed + 2000, case.critic_observations, critic_batch),
+        final_obs=sampled(seed + 4000, case.observation_space, batch),
+        final_action_mask=(
+            random_mask(seed + 5000, case.action_space, batch) if case.masked else None
+        ),
         context=(),
         next_context=(),
         reward=np.random.default_rng(seed + 3000).normal(size=batch).astype(np.float32),

@@ -117,7 +117,7 @@ def test_argument_order_is_law(case):
         "update": ["key", "state", "experience", "hparams"],
         "value": ["state", "critic_obs"],
         "log_prob": ["state", "experience"],
-        "q_values": ["params", "experience"],
+        "q_values": ["params", "obs"],
         "apply_gradients": ["state", "grads", "hparams"],
         "next_action": ["key", "state", "inputs", "hparams"],
         "check": ["batch_shape"],
