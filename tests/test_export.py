@@ -5,11 +5,14 @@ import sys
 import textwrap
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import marl
+from marl import evaluation, rollout
 from marl.envs.errors import UsageError
+from marl.envs.vector import VectorEnv
 from marl.export import export
 
 SCRIPT = """
@@ -45,7 +48,12 @@ def test_exported_actions_are_the_policy_s(env_id, tmp_path):
     team = marl.team(env, "ppo", hidden_sizes=(8,), num_epochs=1, num_minibatches=1)
     sizes = dict(num_envs=2, rollout_length=8, eval_episodes=2, progress=False)
     run = marl.train(env, team, 16, **sizes)
-    recorded, expected = play(env, run.policy(), steps=100)
+    key = jax.random.key(4)
+    recorded, expected, returns = play(run, key, steps=100)
+    evaluated = evaluation.evaluate(
+        team.env, team.spec, run.state.team, run.state.hparams, episodes=1, key=key
+    )
+    assert [evaluated["returns"][agent]["mean"] for agent in team.agents] == returns.tolist()
     folder = export(run, tmp_path / "policy")
     np.savez(tmp_path / "steps.npz", **recorded)
     out = tmp_path / "actions.npz"
@@ -60,25 +68,33 @@ def test_exported_actions_are_the_policy_s(env_id, tmp_path):
         export(run, folder)
 
 
-def play(env, policy, steps: int):
-    """Keys, observations and masks of some steps, and the actions that the policy chose."""
-    step, has_masks = jax.jit(env.step), None
-    obs, state = env.reset(jax.random.key(0))
-    recorded: dict[str, list] = {"key": []}
-    actions: dict[str, list] = {}
-    memory = policy.initial_memory()
-    for t in range(steps):
-        key_act, key_env = jax.random.split(jax.random.fold_in(jax.random.key(1), t))
-        mask = env.action_mask(state)
-        has_masks = mask is not None
-        action, memory = policy(key_act, obs, memory, mask)
-        recorded["key"].append(jax.random.key_data(key_act))
-        for agent in env.agents:
-            recorded.setdefault(f"obs/{agent}", []).append(obs[agent])
-            if has_masks:
-                recorded.setdefault(f"mask/{agent}", []).append(mask[agent])
-            actions.setdefault(agent, []).append(action[agent])
-        timestep, state = step(key_env, state, action)
-        obs = timestep.obs
-    stacked = {name: np.stack(x) for name, x in recorded.items()}
-    return stacked, {agent: np.stack(x) for agent, x in actions.items()}
+def play(run, key, steps: int):
+    """Keys, observations, masks and actions of the steps that `marl eval` takes, and their returns.
+
+    One environment, stochastic.
+    """
+    team, (hparams, state) = run.team, (run.state.hparams, run.state.team)
+    env = VectorEnv(team.env, 1)
+    key_reset, key_steps = jax.random.split(key)
+
+    def step(carry, index):
+        pair = jax.random.split(jax.random.fold_in(key_steps, index))
+        keys = rollout.step_keys(team.spec, env, pair)
+        act = team.learner.act
+        after, step = rollout.act_and_step(team.spec, env, act, keys, state, carry, hparams)
+        seen = (jax.random.key_data(pair[0]), carry.obs, env.action_mask(carry.env))
+        acted = [jax.tree.map(lambda x: x[..., 0], part.action) for part in step.steps]
+        return after, (seen, acted, step.ended.returns[0], step.episode_over[0])
+
+    def scan(key):
+        return jax.lax.scan(step, rollout.start(team.spec, env, key), jnp.arange(steps))[1]
+
+    (keys, obs, mask), acted, returns, over = jax.device_get(jax.jit(scan)(key_reset))
+    recorded = {"key": keys} | {f"obs/{agent}": obs[agent][:, 0] for agent in team.agents}
+    if mask is not None:
+        recorded |= {f"mask/{agent}": mask[agent][:, 0] for agent in team.agents}
+    actions = {}
+    for group, found in zip(team.lifted.groups, acted, strict=True):
+        flat = found.reshape(steps, -1)
+        actions |= {team.agents[p]: flat[:, i] for i, p in enumerate(group.positions)}
+    return recorded, actions, returns[np.argmax(over)]
