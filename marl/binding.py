@@ -9,6 +9,7 @@ from marl.agents import registry
 from marl.agents.learner import Learner
 from marl.agents.validation import hparams_in_range
 from marl.envs.errors import UsageError, nearest
+from marl.replay import Replay
 
 
 def resolve_algorithm(learner: Any) -> Any:
@@ -83,6 +84,23 @@ def bind_options(algorithm: Any, name: Any, options: Mapping[str, Any]) -> tuple
             "dataclass, with tuples for lists"
         ) from None
     return bound, hparams
+
+
+def bind_replay(options: Mapping[str, Any]) -> Replay:
+    """The team's replay buffer from the options a user gives.
+
+    Raises:
+      UsageError: an option is unknown or not a whole number.
+    """
+    found = {}
+    for name, value in options.items():
+        if name not in Replay._fields:
+            raise UsageError(f"replay has no option {name!r}; {nearest(name, Replay._fields)}")
+        whole = isinstance(value, int | float) and float(value).is_integer()
+        if not whole or isinstance(value, bool):
+            raise UsageError(f"replay.{name} = {value!r} is not a whole number; give one")
+        found[name] = int(value)
+    return Replay(**found)
 
 
 def _config_value(option: str, value: Any, field: Any) -> Any:

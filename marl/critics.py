@@ -23,6 +23,11 @@ Scope = tuple[Source, ...]
 SCOPES = ("self", "all", "state")
 
 
+def kind(algorithm: Any) -> str | None:
+    """What an algorithm's critic gives: "value", "q", or None without one."""
+    return getattr(algorithm, "CRITIC", "value")
+
+
 def parse(critic: Any, where: str, agents: Sequence[str]) -> tuple[str, ...]:
     """The user's critic scope as a tuple of "self", "all", "state" and agent ids.
 
@@ -134,6 +139,23 @@ def build(group: Group, own: Any, observations: Sequence[Any], state: Any) -> An
         by_time = jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), stacked)
         built.append(groups.fold(group, by_time))
     return tuple(built)
+
+
+def context_positions(scope: Scope, position: int) -> tuple[int, ...]:
+    """Whose actions a Q-critic reads beside its own agent's: those of the agents it sees."""
+    return tuple(source for source in scope if isinstance(source, int) and source != position)
+
+
+def build_context(group: Group, actions: Sequence[Any]) -> Any:
+    """What Q-critics read of actions [T, B, ...] by position: [T, S, B * N, ...]; or ()."""
+    if not group.contexts[0] or not actions:
+        return ()
+
+    def gathered(place: int) -> Any:
+        stacked = groups.stack_members(group, [actions[c[place]] for c in group.contexts])
+        return groups.fold(group, jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), stacked))
+
+    return tuple(gathered(place) for place in range(len(group.contexts[0])))
 
 
 def identify_folded(group: Group, obs: Any) -> Any:

@@ -12,14 +12,14 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
-from marl import critics, experience, groups, rewards
+from marl import critics, groups, learning
 from marl.agents.learner import ActInput, ActOutput, CriticSpace, Learner
 from marl.critics import Scope
 from marl.envs import spaces
-from marl.experience import GroupSteps, TeamRollout
+from marl.experience import GroupSteps
 from marl.groups import Group
+from marl.replay import Replay
 from marl.rewards import RewardTeams
 
 
@@ -45,6 +45,12 @@ class TeamSpec:
     state: tuple[Any, ...] | None  # signature of the global state's space, where a critic reads it
     agent_ids: bool = True  # add a one-hot of the agent where parameters are shared
     vectorise: bool = True
+    replay: Replay | None = None  # the buffer, where a learner wants samples of it
+
+    @property
+    def final_masks(self) -> bool:
+        """Whether a learner bootstraps from actions, and so asks what is legal in final states."""
+        return any(critics.kind(agent.algorithm) != "value" for agent in self.agents)
 
 
 class Lifted(NamedTuple):
@@ -65,7 +71,7 @@ def lift(spec: TeamSpec) -> Lifted:
         initial_memory=partial(_initial_memory, built),
         act=partial(_act, spec, built, "act"),
         act_greedy=partial(_act, spec, built, "act_greedy"),
-        update=partial(_update, spec, built),
+        update=partial(learning.update, spec, built),
     )
     return Lifted(built, team, _reasons(list(keyed)))
 
@@ -91,7 +97,7 @@ def _keyed_sets(spec: TeamSpec) -> dict[_Key, list[tuple[int, ...]]]:
             agent.config,
             agent.observation,
             agent.action,
-            spaces.signature(_critic_space(spec, members[0], len(members)).observations),
+            _signature(_critic_space(spec, members[0], len(members))),
             len(members),
             0 if spec.vectorise else index,
         )
@@ -125,7 +131,23 @@ def _critic_space(spec: TeamSpec, position: int, set_size: int) -> CriticSpace:
     raw = [spaces.from_signature(agent.observation) for agent in spec.agents]
     state = None if spec.state is None else spaces.from_signature(spec.state)
     own = _own_space(spec, position, set_size)
-    return CriticSpace(critics.observation_space(spec.agents[position].scope, own, raw, state))
+    actions = tuple(
+        spaces.from_signature(spec.agents[other].action) for other in _context(spec, position)
+    )
+    scope = spec.agents[position].scope
+    return CriticSpace(critics.observation_space(scope, own, raw, state), actions)
+
+
+def _context(spec: TeamSpec, position: int) -> tuple[int, ...]:
+    """Whose actions an agent's critic reads beside its own."""
+    agent = spec.agents[position]
+    if critics.kind(agent.algorithm) != "q":
+        return ()
+    return critics.context_positions(agent.scope, position)
+
+
+def _signature(space: CriticSpace) -> tuple[Any, ...]:
+    return spaces.signature(space.observations), spaces.signature(space.context_actions)
 
 
 def _build_group(spec: TeamSpec, sets: list[tuple[int, ...]]) -> Group:
@@ -143,6 +165,7 @@ def _build_group(spec: TeamSpec, sets: list[tuple[int, ...]]) -> Group:
         learner=learner,
         identified=set_size > 1 and spec.agent_ids,
         scopes=scopes,
+        contexts=tuple(_context(spec, position) for members in sets for position in members),
         joint="self" not in scopes[0] and len(set(scopes)) == 1,
         vectorise=spec.vectorise,
     )
@@ -160,11 +183,7 @@ def _init(built: tuple[Group, ...], key: jax.Array, hparams: tuple[Any, ...]) ->
 def _initial_memory(built: tuple[Group, ...], batch_size: int) -> tuple[Any, ...]:
     """Per group, memories [S, N, B, ...]."""
 
-    def memory(group: Group) -> Any:
-        one = group.learner.initial_memory(batch_size)
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (*group.shape, *x.shape)), one)
-
-    return tuple(memory(group) for group in built)
+    return tuple(learning.memories(group, batch_size) for group in built)
 
 
 def acting_keys(spec: TeamSpec, key: jax.Array) -> jax.Array:
@@ -193,70 +212,10 @@ def _act(
         group_masks = None if masks is None else groups.stack(group, masks)
         obs = groups.stack(group, inputs.obs)
         group_keys = groups.take(keys, group.positions).reshape(group.shape)
-        own = ActInput(obs, group_masks, inputs.memory[index], inputs.reset, inputs.env_steps)
-        act_set = partial(_act_set, group, mode)
-        axes = (0, 0, _input_axes(group_masks), 0)
-        out = groups.over_sets(group, act_set, axes, group_keys, state[index], own, hparams[index])
+        own = inputs._replace(obs=obs, action_mask=group_masks, memory=inputs.memory[index])
+        out = learning.act_group(group, mode, group_keys, state[index], own, hparams[index])
         action |= groups.unstack(group, out.action)
         memories.append(out.memory)
         steps.append(GroupSteps(obs, out.action, group_masks, out.extras))
     by_id = {agent.name: action[position] for position, agent in enumerate(spec.agents)}
     return ActOutput(by_id, tuple(memories), tuple(steps))
-
-
-def _act_set(group: Group, mode: str, keys, state, inputs: ActInput, hparams) -> ActOutput:
-    """The members of one sharing set [N, B, ...]: their inputs differ, their parameters do not."""
-
-    def act_member(key, member, inputs):
-        obs = groups.identify(group, inputs.obs, member, inputs.reset.shape)
-        return getattr(group.learner, mode)(key, state, inputs._replace(obs=obs), hparams)
-
-    axes = (0, 0, _input_axes(inputs.action_mask))
-    one_hot = groups.member_one_hot(group)
-    return groups.over_members(group, act_member, axes, keys, one_hot, inputs)
-
-
-def _input_axes(action_mask: Any) -> Any:
-    """The axis of S, or of N, in each field of an `ActInput`."""
-    fields: Any = (0, None if action_mask is None else 0, 0, None, None)
-    return ActInput(*fields)
-
-
-def _update(
-    spec: TeamSpec,
-    built: tuple[Group, ...],
-    key: jax.Array,
-    state: tuple[Any, ...],
-    rollout: TeamRollout,
-    hparams: tuple[Any, ...],
-) -> tuple[Any, Any]:
-    """Every group learns from its slice of one rollout; metrics per group, [S] each."""
-    key_update, key_shuffle = jax.random.split(key)
-    result = rewards.outcome(
-        spec.reward_teams,
-        rollout.reward,
-        rollout.terminated,
-        rollout.truncated,
-        rollout.active,
-        rollout.episode_over,
-    )
-    observations = experience.by_position(built, [steps.obs for steps in rollout.steps])
-    finals = experience.by_position(built, rollout.final_obs)
-    states, metrics = [], []
-    for index, group in enumerate(built):
-        own, axes = experience.of_group(
-            group, rollout, index, result, observations, finals, key_shuffle
-        )
-        keys = groups.position_keys(key_update, [members[0] for members in group.sets])
-        new_state, group_metrics = groups.over_sets(
-            group,
-            group.learner.update,
-            (0, 0, axes, 0),
-            keys,
-            state[index],
-            own,
-            hparams[index],
-        )
-        states.append(new_state)
-        metrics.append(group_metrics)
-    return tuple(states), tuple(metrics)

@@ -25,6 +25,7 @@ class TeamRollout(NamedTuple):
 
     steps: tuple[GroupSteps, ...]  # per group
     final_obs: tuple[Any, ...]  # per group, [T, S, N, B, ...]: what each transition led to
+    final_action_mask: tuple[Any, ...]  # per group: what is legal there; None where nobody asks
     memory: Any  # per group, before the first step
     reset: jax.Array  # [T, B] bool
     reward: jax.Array  # [T, A, B] float32, raw
@@ -46,13 +47,21 @@ def by_position(built: tuple[Group, ...], trees: Sequence[Any]) -> list[Any]:
     return [found[position] for position in sorted(found)]
 
 
+class Seen(NamedTuple):
+    """What critics read of all agents: trees [T, B, ...] by position."""
+
+    obs: Sequence[Any]
+    final_obs: Sequence[Any]
+    action: Sequence[Any]  # () where no critic reads actions
+    next_action: Sequence[Any]  # at final_obs
+
+
 def of_group(
     group: Group,
     rollout: TeamRollout,
     index: int,
     result: rewards.Outcome,
-    observations: Sequence[Any],
-    finals: Sequence[Any],
+    seen: Seen,
     shuffle_key: jax.Array,
 ) -> tuple[Rollout, Any]:
     """One group's experience [T, S, B * N, ...], and the axis of S in each field for `vmap`."""
@@ -77,12 +86,14 @@ def of_group(
         extras=folded(steps.extras),
         memory=_fold_memory(group, rollout.memory[index]),
         reset=jnp.repeat(rollout.reset, num_members, axis=1),
-        critic_obs=critics.build(group, own, observations, rollout.global_state),
-        final_critic_obs=critics.build(group, own_final, finals, rollout.final_global_state),
+        critic_obs=critics.build(group, own, seen.obs, rollout.global_state),
+        final_critic_obs=critics.build(
+            group, own_final, seen.final_obs, rollout.final_global_state
+        ),
         final_obs=own_final,
-        final_action_mask=None,
-        context=(),
-        next_context=(),
+        final_action_mask=folded(rollout.final_action_mask[index]),
+        context=critics.build_context(group, seen.action),
+        next_context=critics.build_context(group, seen.next_action),
         reward=of_agents(result.reward),
         terminated=of_agents(result.terminated),
         truncated=of_agents(result.truncated),
@@ -102,6 +113,9 @@ def of_group(
         critic_obs=critic_axis,
         final_critic_obs=critic_axis,
         final_obs=1,
+        final_action_mask=None if rollout.final_action_mask[index] is None else 1,
+        context=1,
+        next_context=1,
         reward=1,
         terminated=1,
         truncated=1,

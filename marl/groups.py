@@ -21,6 +21,7 @@ class Group(NamedTuple):
     learner: Learner
     identified: bool  # whether a one-hot of the member is added to the observation
     scopes: tuple[tuple[Any, ...], ...]  # per member, set by set: what its critic reads
+    contexts: tuple[tuple[int, ...], ...]  # per member: whose actions its Q-critic reads
     joint: bool  # whether every member's critic reads the same, so that no agent axis is needed
     vectorise: bool
 

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from marl import rollout, xla
+from marl import learning, replay, rollout, xla
 from marl.dispatch import TeamSpec, lift
 from marl.envs.vector import VectorEnv
+from marl.experience import TeamRollout
 from marl.rollout import Carry, Episodes, Faults
 
 # a program that runs once is not worth optimising: half its compile time
@@ -25,6 +26,7 @@ class RunState(NamedTuple):
     team: Any  # learner states per group, [S, ...]
     hparams: Any  # per group, [S]
     carry: Carry
+    replay: Any = ()  # state of the replay buffer, or () without one
 
 
 class Metrics(NamedTuple):
@@ -129,40 +131,102 @@ def vector_env(spec: ProgramSpec) -> VectorEnv:
 def init_state(spec: ProgramSpec, key: jax.Array, hparams: Any) -> RunState:
     """The state of one seed."""
     key_init, key_reset, key_run = jax.random.split(key, 3)
-    return RunState(
-        key=key_run,
-        update=jnp.int32(0),
-        team=lift(spec.team).learner.init(key_init, hparams),
-        hparams=hparams,
-        carry=rollout.start(spec.team, vector_env(spec), key_reset),
+    team = lift(spec.team).learner.init(key_init, hparams)
+    carry = rollout.start(spec.team, vector_env(spec), key_reset)
+    state = RunState(key_run, jnp.int32(0), team, hparams, carry)
+    if spec.team.replay is None:
+        return state
+    rows = jax.eval_shape(partial(_rows, spec), state)
+    one = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), rows)
+    return state._replace(replay=replay.make_buffer(spec.team.replay, spec.num_envs).init(one))
+
+
+def _rows(spec: ProgramSpec, state: RunState) -> Any:
+    """What one rollout adds to the replay buffer, [B, T, ...]."""
+    return replay.rows_of(_collect(spec, state.key, state)[1])
+
+
+def _collect(spec: ProgramSpec, key: jax.Array, state: RunState) -> Any:
+    env_steps = state.update.astype(jnp.float32) * (spec.num_envs * spec.rollout_length)
+    return rollout.collect(
+        spec.team,
+        vector_env(spec),
+        spec.rollout_length,
+        key,
+        state.team,
+        state.carry,
+        env_steps,
+        state.hparams,
     )
 
 
 def train_step(spec: ProgramSpec, state: RunState) -> tuple[RunState, Metrics]:
     """One rollout and one update of the team, of one seed."""
     key_collect, key_update = jax.random.split(jax.random.fold_in(state.key, state.update))
-    env_steps = state.update.astype(jnp.float32) * (spec.num_envs * spec.rollout_length)
-    carry, experience, episodes, faults = rollout.collect(
-        spec.team,
-        vector_env(spec),
-        spec.rollout_length,
-        key_collect,
-        state.team,
-        state.carry,
-        env_steps,
-        state.hparams,
-    )
-    team, learner_metrics = lift(spec.team).learner.update(
-        key_update, state.team, experience, state.hparams
-    )
+    carry, experience, episodes, faults = _collect(spec, key_collect, state)
+    learned = _learn(spec, key_update, state, experience)
     finite = tuple(
-        _finite_sets((new, metrics)) for new, metrics in zip(team, learner_metrics, strict=True)
+        _finite_sets(new) & (_finite_sets(found) | ~counts)
+        for new, found, counts in zip(learned.team, learned.metrics, learned.counts, strict=True)
     )
+    team = learned.team
     if spec.skip_nan:
         kept = zip(finite, team, state.team, strict=True)
         team = tuple(_where_finite(sets, new, old) for sets, new, old in kept)
-    state = state._replace(update=state.update + 1, team=team, carry=carry)
-    return state, Metrics(learner_metrics, episodes, faults, finite)
+    state = state._replace(update=state.update + 1, team=team, carry=carry, replay=learned.replay)
+    return state, Metrics(learned.metrics, episodes, faults, finite)
+
+
+class _Learned(NamedTuple):
+    team: Any
+    metrics: Any  # per group; NaN where nothing was learned
+    replay: Any
+    counts: Any  # per group, [] bool: whether it learned, so that its metrics mean something
+
+
+def _learn(spec: ProgramSpec, key: jax.Array, state: RunState, experience: TeamRollout) -> _Learned:
+    """One update of the groups on rollouts, and gradient steps of those on replay."""
+    lifted = lift(spec.team)
+    team, metrics = lifted.learner.update(key, state.team, experience, state.hparams)
+    always = tuple(jnp.bool_(True) for _ in lifted.groups)
+    if spec.team.replay is None:
+        return _Learned(team, metrics, (), always)
+    buffer = replay.make_buffer(spec.team.replay, spec.num_envs)
+    rows = buffer.add(state.replay, replay.rows_of(experience))
+    seen = experience.env_steps + spec.num_envs * spec.rollout_length
+    ready = buffer.can_sample(rows) & (seen >= spec.team.replay.learning_starts)
+    steps = partial(_gradient_steps, spec, buffer, key, rows, experience, state.hparams)
+    shapes = jax.eval_shape(steps, team)[1]
+    nothing = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan), shapes)
+    team, from_replay = jax.lax.cond(ready, steps, lambda team: (team, nothing), team)
+    merged = tuple(a | b for a, b in zip(metrics, from_replay, strict=True))
+    counts = tuple(ready | (not learning.on_replay(group)) for group in lifted.groups)
+    return _Learned(team, merged, rows, counts)
+
+
+def _gradient_steps(
+    spec: ProgramSpec,
+    buffer: Any,
+    key: jax.Array,
+    rows: Any,
+    experience: TeamRollout,
+    hparams: Any,
+    team: Any,
+) -> tuple[Any, Any]:
+    """`updates_per_rollout` steps, each on its own samples; metrics are their means."""
+    assert spec.team.replay is not None
+    groups = lift(spec.team).groups
+    memory = lift(spec.team).learner.initial_memory(spec.team.replay.batch_size)
+
+    def step(team: Any, key: jax.Array) -> tuple[Any, Any]:
+        key_sample, key_step = jax.random.split(key)
+        windows = buffer.sample(rows, key_sample).experience
+        samples = replay.windows_of(windows, memory, experience.env_steps)
+        return learning.replay_step(spec.team, groups, key_step, team, samples, hparams)
+
+    keys = jax.random.split(jax.random.fold_in(key, 1), spec.team.replay.updates_per_rollout)
+    team, metrics = jax.lax.scan(step, team, keys)
+    return team, jax.tree.map(lambda x: jnp.mean(x, 0), metrics)
 
 
 def _finite_sets(tree: Any) -> jax.Array:

@@ -50,6 +50,7 @@ class Step(NamedTuple):
 
     steps: Any
     final_obs: Any
+    final_action_mask: Any
     reset: jax.Array
     reward: jax.Array
     terminated: jax.Array
@@ -210,6 +211,7 @@ def act_and_step(
     step = Step(
         steps=out.extras,
         final_obs=tuple(groups.stack(group, final_obs) for group in lifted.groups),
+        final_action_mask=_final_masks(spec, inputs.action_mask, timestep.final_extras),
         reset=carry.reset,
         reward=reward,
         terminated=terminated,
@@ -229,6 +231,15 @@ def act_and_step(
         episode=jax.tree.map(lambda x: jnp.where(over, 0, x), episode),
     )
     return carry, step
+
+
+def _final_masks(spec: TeamSpec, masks: Any, final_extras: Any) -> tuple[Any, ...]:
+    """Per group, what is legal in the state that was reached; None where nobody asks."""
+    built = lift(spec).groups
+    if masks is None or not spec.final_masks:
+        return tuple(None for _ in built)
+    by_position = [final_extras["action_mask"][agent.name] for agent in spec.agents]
+    return tuple(groups.stack(group, by_position) for group in built)
 
 
 def act_input(spec: TeamSpec, env: VectorEnv, carry: Carry) -> ActInput:

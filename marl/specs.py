@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from marl import critics, patterns
+from marl import critics, learning, patterns
 from marl.agents.learner import Learner
 from marl.agents.validation import one_of
-from marl.binding import ReadyLearner, bind_options, resolve_algorithm
+from marl.binding import ReadyLearner, bind_options, bind_replay, resolve_algorithm
 from marl.dispatch import AgentSpec, Lifted, TeamSpec, lift
 from marl.envs import registry as environments
 from marl.envs import spaces
@@ -74,6 +74,8 @@ class Team:
 
     def check(self, batch_shape: tuple[int, int]) -> None:
         """Raise UsageError where a learner cannot learn from (T, number of environments)."""
+        if self.spec.replay is not None:
+            self.spec.replay.check(batch_shape[1], batch_shape[0])
         for group in self.lifted.groups:
             if group.learner.check is not None:
                 group.learner.check(batch_shape)
@@ -96,6 +98,7 @@ def team(
     death: str = "auto",
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
     agent_ids: bool = True,
+    replay: Mapping[str, float] | None = None,
     vectorise: bool = True,
     **learner_options: Any,
 ) -> Team:
@@ -116,6 +119,9 @@ def team(
       overrides: `{pattern: {option: value}}`, where an option is any of the learner's, or
         `learner`, `critic` or `sharing`. Patterns know `*` and `?`; the later match wins.
       agent_ids: add a one-hot of the agent to observations where parameters are shared.
+      replay: sizes of the team's replay buffer, where a learner wants samples of it: any of
+        `capacity`, `batch_size`, `updates_per_rollout`, `learning_starts`, `n_step` (see
+        `marl.replay.Replay`).
       vectorise: False builds the same team as a Python loop, for tests and debugging.
       **learner_options: any field of the learner's Config or Hparams.
 
@@ -137,6 +143,7 @@ def team(
         "death": death,
         "overrides": dict(overrides or {}),
         "agent_ids": agent_ids,
+        "replay": dict(replay or {}),
         "vectorise": vectorise,
     }
     inner = env.env if isinstance(env, AutoReset) else env
@@ -153,6 +160,8 @@ def team(
     resolved = [_resolve_agent(agent, agents, base, set_of, overrides or {}) for agent in agents]
     teams = RewardTeams(*_reward_teams(reward_teams, agents), reward_pooling, death)
     spec = _spec(env, agents, resolved, teams, agent_ids, vectorise)
+    if any(learning.on_replay(group) for group in lift(spec).groups):
+        spec = dataclasses.replace(spec, replay=bind_replay(replay or {}))
     _check_learners(spec, resolved)
     hparams = tuple(agent.hparams for agent in resolved)
     return Team(_with_final_extras(env, spec), spec, hparams, source, request)
@@ -242,7 +251,8 @@ def _spec(
     for members in sets:
         pooled = {team_of[p] for p in members}
         apart = len(pooled) > 1 or not all(teams.continues(team) for team in pooled)
-        own_first = len(members) > 1 and apart
+        reads_actions = critics.kind(resolved[members[0]].algorithm) == "q"
+        own_first = len(members) > 1 and (apart or reads_actions)
         for p in members:
             scopes[p] = critics.resolve(
                 resolved[p].critic, p, own_first, agents, observations, members
@@ -266,17 +276,21 @@ def _check_learners(spec: TeamSpec, resolved: Sequence[Resolved]) -> None:
         agent = resolved[group.positions[0]]
         if isinstance(agent.algorithm, ReadyLearner):
             _check_ready(group.learner, agent.hparams)
-        if group.learner.experience != "rollout":
+        if group.learner.experience not in ("rollout", "replay"):
             raise UsageError(
                 f"the learner of {spec.agents[group.positions[0]].name} wants experience = "
-                f"{group.learner.experience!r}; teams give 'rollout' only"
+                f"{group.learner.experience!r}; teams give 'rollout' and 'replay'"
             )
-        if agent.critic != ("self",) and group.learner.value is None:
+        without = critics.kind(agent.algorithm) is None or (
+            critics.kind(agent.algorithm) == "value" and group.learner.value is None
+        )
+        if agent.critic != ("self",) and without:
             name = getattr(agent.algorithm, "__name__", type(agent.algorithm).__name__)
             raise UsageError(
-                f"learner {name!r} of {spec.agents[group.positions[0]].name} has no critic, so "
-                f"critic = {', '.join(agent.critic)} does not apply to it; leave critic at 'self', "
-                "or use a learner with a critic, such as ppo"
+                f"learner {name.rsplit('.', 1)[-1]!r} of "
+                f"{spec.agents[group.positions[0]].name} has no critic, so critic = "
+                f"{', '.join(agent.critic)} does not apply to it; leave critic at 'self', or use "
+                "a learner with a critic, such as ppo or sac"
             )
 
 
@@ -292,20 +306,27 @@ def _check_ready(learner: Learner, hparams: Any) -> None:
 
 
 def _with_final_extras(env: Any, spec: TeamSpec) -> Any:
-    """The environment with the global state of final states, where a critic bootstraps from it."""
-    if spec.state is None:
-        return env
-    if isinstance(env, AutoReset):
-        extras = dict.fromkeys((*env.final_extras, "global_state"))
-        return dataclasses.replace(env, final_extras=tuple(extras))
+    """The environment with what learners bootstrap from in final states."""
     key = jax.random.key(0)
     obs, state = jax.eval_shape(env.reset, key)
+    wanted = {
+        "global_state": spec.state is not None,
+        "action_mask": spec.final_masks
+        and bool(jax.tree.leaves(jax.eval_shape(env.action_mask, state))),
+    }
+    names = [name for name, asked in wanted.items() if asked]
+    if not names:
+        return env
+    if isinstance(env, AutoReset):
+        extras = dict.fromkeys((*env.final_extras, *names))
+        return dataclasses.replace(env, final_extras=tuple(extras))
     action = {agent: spaces.shape_dtype(env.action_spaces[agent]) for agent in env.agents}
     timestep, _ = jax.eval_shape(env.step, key, state, action)
-    if "global_state" not in (timestep.final_extras or {}):
-        raise UsageError(
-            "critic = 'state' bootstraps from the global state of an episode's end, and this "
-            "environment's step gives no final_extras['global_state']; add it, or make the "
-            "environment episodic and wrap it in marl.envs.AutoReset"
-        )
+    for name in names:
+        if name not in (timestep.final_extras or {}):
+            raise UsageError(
+                f"a learner bootstraps from the {name.replace('_', ' ')} of an episode's end, and "
+                f"this environment's step gives no final_extras[{name!r}]; add it, or make the "
+                "environment episodic and wrap it in marl.envs.AutoReset"
+            )
     return env

@@ -1,0 +1,158 @@
+"""The update of a team: every group learns from its slice of one rollout, or of replay samples."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from marl import experience, groups, rewards
+from marl.agents.learner import ActInput
+from marl.experience import Seen, TeamRollout
+from marl.groups import Group
+
+if TYPE_CHECKING:
+    from marl.dispatch import TeamSpec
+
+
+def on_replay(group: Group) -> bool:
+    """Whether the group learns from replay samples, not from rollouts."""
+    return group.learner.experience == "replay"
+
+
+def update(
+    spec: "TeamSpec",
+    built: tuple[Group, ...],
+    key: jax.Array,
+    state: tuple[Any, ...],
+    rollout: TeamRollout,
+    hparams: tuple[Any, ...],
+) -> tuple[Any, Any]:
+    """An update of every group that learns from rollouts; metrics per group, [S] each."""
+    which = [index for index, group in enumerate(built) if not on_replay(group)]
+    return _learn(spec, built, which, key, state, rollout, (), hparams)
+
+
+def replay_step(
+    spec: "TeamSpec",
+    built: tuple[Group, ...],
+    key: jax.Array,
+    state: tuple[Any, ...],
+    samples: TeamRollout,
+    hparams: tuple[Any, ...],
+) -> tuple[Any, Any]:
+    """One gradient step of every group that learns from replay, on the same samples.
+
+    `samples` are B windows of T steps. What other agents would do next is asked of everybody's
+    states at the start of the step.
+    """
+    which = [index for index, group in enumerate(built) if on_replay(group)]
+    following: list[Any] = []
+    if any(built[index].contexts[0] for index in which):
+        following = next_actions(spec, built, jax.random.fold_in(key, 0), state, samples, hparams)
+    return _learn(spec, built, which, key, state, samples, following, hparams)
+
+
+def _learn(
+    spec: "TeamSpec",
+    built: tuple[Group, ...],
+    which: Iterable[int],
+    key: jax.Array,
+    state: tuple[Any, ...],
+    rollout: TeamRollout,
+    following: Any,
+    hparams: tuple[Any, ...],
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    key_update, key_shuffle = jax.random.split(key)
+    result = rewards.outcome(
+        spec.reward_teams,
+        rollout.reward,
+        rollout.terminated,
+        rollout.truncated,
+        rollout.active,
+        rollout.episode_over,
+    )
+    seen = Seen(
+        obs=experience.by_position(built, [steps.obs for steps in rollout.steps]),
+        final_obs=experience.by_position(built, rollout.final_obs),
+        action=experience.by_position(built, [steps.action for steps in rollout.steps]),
+        next_action=following,
+    )
+    states = list(state)
+    metrics: list[dict[str, jax.Array]] = [{} for _ in built]
+    for index in which:
+        group = built[index]
+        own, axes = experience.of_group(group, rollout, index, result, seen, key_shuffle)
+        keys = groups.position_keys(key_update, [members[0] for members in group.sets])
+        learn = group.learner.update
+        arguments = (keys, state[index], own, hparams[index])
+        states[index], metrics[index] = groups.over_sets(group, learn, (0, 0, axes, 0), *arguments)
+    return tuple(states), tuple(metrics)
+
+
+def next_actions(
+    spec: "TeamSpec",
+    built: tuple[Group, ...],
+    key: jax.Array,
+    state: tuple[Any, ...],
+    rollout: TeamRollout,
+    hparams: tuple[Any, ...],
+) -> list[Any]:
+    """Actions [T, B, ...] by position, of everybody at the states that each step led to.
+
+    Learners with target policies give those; the others act as they would.
+    """
+    agent_keys = groups.position_keys(key, range(len(spec.agents)))
+    found: dict[int, Any] = {}
+    length, batch = rollout.episode_over.shape
+    for index, group in enumerate(built):
+        mode = "act" if group.learner.next_action is None else "next_action"
+
+        def flat(x: jax.Array) -> jax.Array:  # [T, S, N, B, ...] to [S, N, T * B, ...]
+            x = jnp.moveaxis(x, 0, 2)
+            return x.reshape(*x.shape[:2], length * batch, *x.shape[4:])
+
+        obs, mask = jax.tree.map(flat, (rollout.final_obs[index], rollout.final_action_mask[index]))
+        memory = memories(group, length * batch)
+        inputs = ActInput(obs, mask, memory, jnp.zeros(length * batch, bool), rollout.env_steps)
+        keys = groups.take(agent_keys, group.positions).reshape(group.shape)
+        out = act_group(group, mode, keys, state[index], inputs, hparams[index])
+        actions = jax.tree.map(
+            lambda x: x.reshape(*x.shape[:2], length, batch, *x.shape[3:]), out.action
+        )
+        found |= groups.unstack(group, actions)
+    return [found[position] for position in range(len(spec.agents))]
+
+
+def memories(group: Group, batch_size: int) -> Any:
+    """Memories [S, N, B, ...] of fresh episodes."""
+    one = group.learner.initial_memory(batch_size)
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (*group.shape, *x.shape)), one)
+
+
+def act_group(
+    group: Group, mode: str, keys: jax.Array, state: Any, inputs: ActInput, hparams: Any
+) -> Any:
+    """A function of the learner with the signature of `act`, over all members [S, N, B, ...]."""
+    axes = (0, 0, _input_axes(inputs.action_mask), 0)
+    act_set = partial(_act_set, group, mode)
+    return groups.over_sets(group, act_set, axes, keys, state, inputs, hparams)
+
+
+def _act_set(group: Group, mode: str, keys, state, inputs: ActInput, hparams) -> Any:
+    """The members of one sharing set [N, B, ...]: their inputs differ, their parameters do not."""
+
+    def act_member(key, member, inputs):
+        obs = groups.identify(group, inputs.obs, member, inputs.reset.shape)
+        return getattr(group.learner, mode)(key, state, inputs._replace(obs=obs), hparams)
+
+    axes = (0, 0, _input_axes(inputs.action_mask))
+    one_hot = groups.member_one_hot(group)
+    return groups.over_members(group, act_member, axes, keys, one_hot, inputs)
+
+
+def _input_axes(action_mask: Any) -> Any:
+    """The axis of S, or of N, in each field of an `ActInput`."""
+    fields: Any = (0, None if action_mask is None else 0, 0, None, None)
+    return ActInput(*fields)

@@ -1,0 +1,97 @@
+"""One replay buffer for a team, on flashbax: a ring per environment, sampled once for all agents.
+
+A row is one step of one environment: what every agent saw, did, got and was led to. What critics
+read of other agents is put together from samples, never stored.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from marl.agents.validation import at_least
+from marl.envs.errors import UsageError
+from marl.experience import TeamRollout
+
+# where the environments' axis B stands in the fields of a `TeamRollout`, whose first axis is T
+_ENVS_AXIS = {
+    "steps": 3,
+    "final_obs": 3,
+    "final_action_mask": 3,
+    "reset": 1,
+    "reward": 2,
+    "terminated": 2,
+    "truncated": 2,
+    "active": 2,
+    "episode_over": 1,
+    "global_state": 1,
+    "final_global_state": 1,
+}
+
+
+class Replay(NamedTuple):
+    """The buffer of a team and how it is used; static.
+
+    Sizes are in transitions: one step of one environment, all agents together.
+    """
+
+    capacity: int = 100_000
+    batch_size: int = 128  # windows per gradient step
+    updates_per_rollout: int = 1  # gradient steps after each rollout
+    learning_starts: int = 1_000  # environment steps before the first gradient step
+    n_step: int = 1  # length of a window: rewards before the bootstrap
+
+    def check(self, num_envs: int, rollout_length: int) -> None:
+        """Raise UsageError where sizes are out of range, or do not fit each other."""
+        for name, value in self._asdict().items():
+            at_least(f"replay.{name}", value, 0 if name == "learning_starts" else 1)
+        shortest = num_envs * max(rollout_length, self.n_step)
+        if self.capacity < shortest:
+            raise UsageError(
+                f"replay.capacity = {self.capacity:,} is less than num_envs * max(rollout_length, "
+                f"n_step) = {shortest:,}, one rollout of every environment; give more"
+            )
+
+    def rows(self, num_envs: int) -> int:
+        """Rows of each environment's ring."""
+        return self.capacity // num_envs
+
+
+def make_buffer(replay: Replay, num_envs: int) -> Any:
+    """The flashbax buffer, whose state may be vmapped over seeds."""
+    import flashbax
+
+    return flashbax.make_trajectory_buffer(
+        max_length_time_axis=replay.rows(num_envs),
+        min_length_time_axis=replay.n_step,
+        sample_batch_size=replay.batch_size,
+        add_batch_size=num_envs,
+        sample_sequence_length=replay.n_step,
+        period=1,
+    )
+
+
+def rows_of(rollout: TeamRollout) -> dict[str, Any]:
+    """A rollout as rows [B, T, ...]; what only its own learners want back is left out."""
+    steps = tuple(step._replace(extras=()) for step in rollout.steps)
+    fields = rollout._replace(steps=steps)._asdict()
+    return {
+        name: jax.tree.map(lambda x, axis=axis: jnp.moveaxis(x, axis, 0), fields[name])
+        for name, axis in _ENVS_AXIS.items()
+    }
+
+
+def windows_of(rows: dict[str, Any], memory: Any, env_steps: jax.Array) -> TeamRollout:
+    """Sampled rows [M, n, ...] as a rollout of n steps in M environments."""
+    fields = {
+        name: jax.tree.map(lambda x, axis=axis: jnp.moveaxis(x, 0, axis), rows[name])
+        for name, axis in _ENVS_AXIS.items()
+    }
+    return TeamRollout(memory=memory, env_steps=env_steps, **fields)
+
+
+def row_bytes(rollout: Any) -> int:
+    """Bytes of a row, from the shapes of a rollout."""
+    shapes = jax.eval_shape(rows_of, rollout)
+    leaves = jax.tree.leaves(shapes)
+    return sum(x.dtype.itemsize * x.size // (x.shape[0] * x.shape[1]) for x in leaves)
