@@ -23,7 +23,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "silu": jax.nn.silu,
     "gelu": jax.nn.gelu,
 }
-TORSOS = ("mlp", "simba")
+TORSOS = ("mlp", "mlp_norm", "simba")
 IMAGE_ENCODERS = ("cnn", "flatten")
 
 
@@ -42,6 +42,7 @@ class NetworkSpec(NamedTuple):
     torso: str = "mlp"
     num_outputs: int = 1
     output_scale: float = 1.0
+    dueling: bool = False  # a value and an advantage stream, each with the last hidden size
 
 
 class Network(NamedTuple):
@@ -87,7 +88,11 @@ def continuous_mask(space: SpaceTree, image_encoder: str = "cnn") -> np.ndarray:
 
 
 def make_network(spec: NetworkSpec) -> Network:
-    """An encoder per image, the torso, and one linear head with orthogonal initialisation."""
+    """An encoder per image, the torso, and one linear head with orthogonal initialisation.
+
+    Dueling networks (Wang et al. 2016, arXiv:1511.06581, equation 9) have two heads, the last
+    hidden layer of each its own.
+    """
 
     def forward(inputs: Features) -> jax.Array:
         activation = ACTIVATIONS[spec.activation]
@@ -95,9 +100,39 @@ def make_network(spec: NetworkSpec) -> Network:
         x = jnp.concatenate([inputs.vector, *encoded], -1)
         batch = x.shape[:-1]
         x = x.reshape(-1, x.shape[-1]).T  # [D, N] from here on
-        x = _simba(x, spec) if spec.torso == "simba" else _mlp(x, spec, activation)
-        y = jax.lax.optimization_barrier(_Linear(spec.num_outputs, spec.output_scale)(x))
+        if spec.dueling:
+            x = _torso(x, spec, spec.hidden_sizes[:-1])
+            value = _head(x, spec, spec.hidden_sizes[-1:], 1)
+            advantage = _head(x, spec, spec.hidden_sizes[-1:], spec.num_outputs)
+            y = value + advantage - jnp.mean(advantage, 0)
+        else:
+            y = _head(x, spec, spec.hidden_sizes, spec.num_outputs)
         return y.T.reshape(*batch, spec.num_outputs)
+
+    transformed = hk.without_apply_rng(hk.transform(forward))
+    return Network(transformed.init, transformed.apply)
+
+
+def make_mixer(num_values: int, width: int = 32, hyper_width: int = 64) -> Network:
+    """A network that mixes values, monotonic in each: its weights are absolute values.
+
+    Rashid et al. 2018 (arXiv:1803.11485, section 4): the weights come from the state. They start
+    alike, so that the mixture starts near the sum of the values.
+    `init(key, values, state)`, `apply(params, values [..., n], state [..., D]) -> [...]`.
+    """
+
+    def forward(values: jax.Array, state: jax.Array) -> jax.Array:
+        def of_state(size: int, *hidden: int, start: float = 0.0) -> jax.Array:
+            x = hk.nets.MLP(hidden, activate_final=True)(state) if hidden else state
+            w_init, b_init = hk.initializers.Orthogonal(0.01), hk.initializers.Constant(start)
+            return hk.Linear(size, w_init=w_init, b_init=b_init)(x)
+
+        even = width**-0.5
+        weights = jnp.abs(of_state(num_values * width, hyper_width, start=even))
+        weights = weights.reshape(*state.shape[:-1], num_values, width)
+        mixed = jnp.sum(values[..., None] * weights, -2) + of_state(width)
+        final = jnp.abs(of_state(width, hyper_width, start=even))
+        return jnp.sum(jax.nn.elu(mixed) * final, -1) + of_state(1, width)[..., 0]
 
     transformed = hk.without_apply_rng(hk.transform(forward))
     return Network(transformed.init, transformed.apply)
@@ -150,27 +185,52 @@ class _Linear(hk.Module):
         return self.activation((w @ x)[..., None] + b[:, None, None])[..., 0]
 
 
-def _mlp(x: jax.Array, spec: NetworkSpec, activation: Activation) -> jax.Array:
-    for size in spec.hidden_sizes:
+def _head(
+    x: jax.Array, spec: NetworkSpec, hidden_sizes: tuple[int, ...], num_outputs: int
+) -> jax.Array:
+    """Hidden layers and one linear layer: [inputs, N] to [num_outputs, N]."""
+    x = _torso(x, spec, hidden_sizes)
+    return jax.lax.optimization_barrier(_Linear(num_outputs, spec.output_scale)(x))
+
+
+def _torso(x: jax.Array, spec: NetworkSpec, hidden_sizes: tuple[int, ...]) -> jax.Array:
+    if not hidden_sizes:
+        return x
+    if spec.torso == "simba":
+        return _simba(x, hidden_sizes)
+    mlp = _mlp_norm if spec.torso == "mlp_norm" else _mlp
+    return mlp(x, hidden_sizes, ACTIVATIONS[spec.activation])
+
+
+def _mlp(x: jax.Array, hidden_sizes: tuple[int, ...], activation: Activation) -> jax.Array:
+    for size in hidden_sizes:
         x = _Linear(size, np.sqrt(2), activation)(x)
     return x
 
 
-def _simba(x: jax.Array, spec: NetworkSpec) -> jax.Array:
+def _mlp_norm(x: jax.Array, hidden_sizes: tuple[int, ...], activation: Activation) -> jax.Array:
+    """Layer norm (Ba et al. 2016, arXiv:1607.06450) between each product and its activation."""
+    for size in hidden_sizes:
+        x = activation(_normalise(_Linear(size, np.sqrt(2))(x)))
+    return x
+
+
+def _normalise(x: jax.Array) -> jax.Array:
+    """Layer norm of each column of x [size, N]."""
+    return hk.LayerNorm(0, True, True, param_axis=0, name="layer_norm")(x)
+
+
+def _simba(x: jax.Array, hidden_sizes: tuple[int, ...]) -> jax.Array:
     """Residual blocks with layer norm (SimBa, Lee et al. 2024, arXiv:2410.09754, section 4).
 
     The width is the first hidden size, the number of blocks the number of hidden sizes.
     """
-
-    def normalise(x: jax.Array) -> jax.Array:
-        return hk.LayerNorm(0, True, True, param_axis=0)(x)
-
-    width = spec.hidden_sizes[0]
+    width = hidden_sizes[0]
     x = _Linear(width, 1.0)(x)
-    for _ in spec.hidden_sizes:
-        y = _Linear(4 * width, np.sqrt(2), jax.nn.relu)(normalise(x))
+    for _ in hidden_sizes:
+        y = _Linear(4 * width, np.sqrt(2), jax.nn.relu)(_normalise(x))
         x = x + _Linear(width, 1.0)(y)
-    return normalise(x)
+    return _normalise(x)
 
 
 def _encode_image(image: jax.Array, activation: Activation) -> jax.Array:

@@ -107,23 +107,14 @@ class Policy(NamedTuple):
         return parts
 
     def _squashed(self, leaf: Space) -> bool:
-        if self.box_policy != "tanh_normal" or not isinstance(leaf, Box):
-            return False
-        low, high = leaf.bounds()
-        with np.errstate(over="ignore"):
-            return bool(np.all(np.isfinite(high - low)))
+        return self.box_policy == "tanh_normal" and squashable(leaf)
 
     def _leaf_action(self, leaf: Space, value: jax.Array) -> jax.Array:
         if not isinstance(leaf, Box):
             return value.astype(leaf.dtype)
-        value = value.reshape(*value.shape[:-1], *leaf.shape)
-        low, high = leaf.bounds()
         if self._squashed(leaf):
-            value = low + 0.5 * (jnp.tanh(value) + 1.0) * (high - low)
-        value = jnp.clip(value, low, high)
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            value = jnp.round(value)
-        return value.astype(leaf.dtype)
+            return from_unit(leaf, jnp.tanh(value))
+        return _fit(leaf, value.reshape(*value.shape[:-1], *leaf.shape))
 
     def _leaf_log_prob(self, leaf, out, scale, mask, value) -> jax.Array:
         if isinstance(leaf, Discrete):
@@ -144,6 +135,52 @@ class Policy(NamedTuple):
 
     def _join(self, actions: list[jax.Array]) -> Any:
         return jax.tree.unflatten(jax.tree.structure(self.space, is_leaf=spaces.is_space), actions)
+
+
+def squashable(space: Space) -> bool:
+    """Whether `space` is a Box whose elements all have a lower and an upper bound."""
+    if not isinstance(space, Box):
+        return False
+    low, high = space.bounds()
+    with np.errstate(over="ignore"):
+        return bool(np.all(np.isfinite(high - low)))
+
+
+def from_unit(space: Box, unit: jax.Array) -> jax.Array:
+    """Actions [..., *shape] of a bounded Box, from their elements scaled to [-1, 1] [..., size]."""
+    low, high = space.bounds()
+    unit = unit.reshape(*unit.shape[:-1], *space.shape)
+    return _fit(space, low + 0.5 * (unit + 1.0) * (high - low))
+
+
+def to_unit(space: Box, action: jax.Array) -> jax.Array:
+    """The inverse of `from_unit`; an element that can only have one value becomes 0."""
+    low, high = (bound.reshape(-1) for bound in space.bounds())
+    half = 0.5 * (high - low)
+    batch = action.shape[: action.ndim - len(space.shape)]
+    offset = action.reshape(*batch, -1).astype(jnp.float32) - (low + half)
+    return jnp.where(half > 0, offset / np.where(half > 0, half, 1.0), 0.0)
+
+
+def log_probabilities(
+    space: Discrete | MultiDiscrete, outputs: jax.Array, mask: jax.Array | None
+) -> jax.Array:
+    """Log-probability [..., num_outputs] of every choice, normalised within each component.
+
+    That of an illegal choice is so low that its probability is 0, and finite.
+    """
+    if isinstance(space, Discrete):
+        return jax.nn.log_softmax(_masked(outputs, mask))
+    parts = [jax.nn.log_softmax(logits) for logits in _components(space, outputs, mask)]
+    return jnp.concatenate(parts, -1)
+
+
+def _fit(space: Box, value: jax.Array) -> jax.Array:
+    """Values [..., *shape] within the bounds, in the dtype of `space`."""
+    value = jnp.clip(value, *space.bounds())
+    if not jnp.issubdtype(space.dtype, jnp.floating):
+        value = jnp.round(value)
+    return value.astype(space.dtype)
 
 
 def _sum(xs: Sequence[jax.Array]) -> jax.Array:

@@ -41,3 +41,67 @@ def gae(
 
     _, advantage = jax.lax.scan(step, jnp.zeros_like(delta[0]), (delta, cut), reverse=True)
     return advantage, advantage + value
+
+
+def q_lambda(
+    reward: jax.Array,
+    next_value: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    gamma: jax.Array,
+    trace_decay: jax.Array,
+) -> jax.Array:
+    """Lambda returns of the greedy policy (Gallici et al. 2024, arXiv:2407.04811).
+
+        G_t = r_t + gamma (1 - terminated_t) [lambda G_{t+1} + (1 - lambda) max_a Q(next_t, a)]
+
+    Where t is truncated or the last step, the bracket is max_a Q(next_t, a) alone.
+
+    Args:
+      reward, next_value: [T, ...] float; `next_value` is the largest Q of the state the transition
+        led to.
+      terminated, truncated: [T, ...] bool.
+      gamma, trace_decay: [] discount and lambda.
+
+    Returns:
+      Targets [T, ...] of the actions taken.
+    """
+
+    def step(following, inputs):
+        reward_t, value_t, terminated_t, truncated_t = inputs
+        mixed = trace_decay * following + (1.0 - trace_decay) * value_t
+        mixed = jnp.where(truncated_t, value_t, mixed)
+        following = reward_t + jnp.where(terminated_t, 0.0, gamma * mixed)
+        return following, following
+
+    steps = (reward, next_value, terminated, truncated)
+    _, target = jax.lax.scan(step, next_value[-1], steps, reverse=True)
+    return target
+
+
+def n_step(
+    reward: jax.Array, terminated: jax.Array, truncated: jax.Array, gamma: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The T-step return of the first of T steps, up to its bootstrap (Sutton 1988).
+
+        G = sum_{k <= m} gamma^k r_k + discount V(next_m)
+
+    The last step m that counts is the first that is terminated or truncated, else T - 1; `discount`
+    is 0 where it is terminated, else gamma^(m + 1).
+
+    Args:
+      reward: [T, ...] float.
+      terminated, truncated: [T, ...] bool.
+      gamma: [] discount.
+
+    Returns:
+      The sum of rewards, `discount`, and m (int32), each [...].
+    """
+    ends = (terminated | truncated).astype(jnp.int32)
+    counts = jnp.cumsum(ends, 0) == ends  # no step before this one ended the episode
+    powers = jnp.power(gamma, jnp.arange(reward.shape[0] + 1, dtype=reward.dtype))
+    discounts = jnp.reshape(powers[:-1], (-1, *[1] * (reward.ndim - 1)))
+    total = jnp.sum(jnp.where(counts, discounts * reward, 0.0), 0)
+    last = jnp.sum(counts, 0, dtype=jnp.int32) - 1
+    discount = jnp.where(jnp.any(counts & terminated, 0), 0.0, powers[last + 1])
+    return total, discount, last

@@ -1,6 +1,7 @@
 """One-step games: matrix games, and a roster of agents that tells orders of agents apart."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -91,6 +92,66 @@ def penalty(k: float = -100.0) -> MatrixGame:
 def prisoners_dilemma() -> MatrixGame:
     """0 cooperates, 1 defects: 3 each if both cooperate; the only equilibrium pays 1 each."""
     return MatrixGame(rows=((3.0, 0.0), (5.0, 1.0)), columns=((3.0, 5.0), (0.0, 1.0)))
+
+
+class Reached(NamedTuple):
+    """State of `TwoStep`."""
+
+    place: jax.Array  # [] int32: 0 the first step, 1 the safe matrix, 2 the other
+
+
+@dataclass(frozen=True)
+class TwoStep:
+    """The two-step game (Rashid et al. 2018, arXiv:1803.11485, section 3.1), of two players.
+
+    In the first step the first player alone chooses: action 0 leads to where every action pays
+    `safe`, action 1 to the matrix `payoff`. Both see which of the three places they are in, and get
+    the same. With the payoffs of the paper the best return is 8; a sum of own values cannot tell
+    them (7 is what it finds). With ((0, 4), (4, 8)) a sum can, but values that average over the
+    other's random actions cannot: 6.
+    """
+
+    payoff: Matrix = ((0.0, 1.0), (1.0, 8.0))
+    safe: float = 7.0
+
+    def __post_init__(self):
+        object.__setattr__(self, "payoff", tuple(tuple(map(float, row)) for row in self.payoff))
+        if [len(row) for row in self.payoff] != [2, 2]:
+            raise UsageError(f"payoff = {self.payoff}; expected two rows of two numbers")
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        return ("first", "second")
+
+    @property
+    def observation_spaces(self) -> dict[str, SpaceTree]:
+        return dict.fromkeys(self.agents, Discrete(3))
+
+    @property
+    def action_spaces(self) -> dict[str, SpaceTree]:
+        return dict.fromkeys(self.agents, Discrete(2))
+
+    def reset(self, key: jax.Array) -> tuple[dict[str, jax.Array], Reached]:
+        del key
+        return dict.fromkeys(self.agents, jnp.int32(0)), Reached(jnp.int32(0))
+
+    def step(
+        self, key: jax.Array, state: Reached, action: dict[str, jax.Array]
+    ) -> tuple[TimeStep, Reached]:
+        del key
+        risky = jnp.asarray(self.payoff)[action["first"], action["second"]]
+        paid = jnp.where(state.place == 2, risky, self.safe)
+        reward = jnp.where(state.place == 0, 0.0, paid)
+        place = jnp.where(state.place == 0, 1 + action["first"].astype(jnp.int32), state.place)
+        obs = dict.fromkeys(self.agents, place)
+        over = state.place > 0
+        return together(obs, dict.fromkeys(self.agents, reward), over), Reached(place)
+
+    def action_mask(self, state: Reached) -> None:
+        return None
+
+    def global_state(self, state: Reached) -> jax.Array:
+        return jax.nn.one_hot(state.place, 3)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ TOYS: dict[str, tuple[Callable[..., Any], str]] = {
     "climbing": (games.climbing, "2 agents; matrix game, best return 11"),
     "penalty": (games.penalty, "2 agents; matrix game, best return 10; k"),
     "prisoners_dilemma": (games.prisoners_dilemma, "2 agents; matrix game, equilibrium at 1"),
+    "two_step": (games.TwoStep, "2 agents; two-step game, best return 8; payoff, safe"),
     "matrix": (games.MatrixGame, "2 agents; rows, columns: payoffs of any matrix game"),
     "roster": (games.Roster, "12 agents; agent i gets i; names, by_action"),
     "time_limit": (features.Continuing, "2 agents; value reward / (1 - gamma); reward, limit"),

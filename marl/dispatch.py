@@ -45,6 +45,7 @@ class TeamSpec:
     state: tuple[Any, ...] | None  # signature of the global state's space, where a critic reads it
     agent_ids: bool = True  # add a one-hot of the agent where parameters are shared
     vectorise: bool = True
+    mixer: str = "none"  # value decomposition over reward teams
     replay: Replay | None = None  # the buffer, where a learner wants samples of it
 
     @property

@@ -32,6 +32,7 @@ class TeamRollout(NamedTuple):
     terminated: jax.Array  # [T, A, B] bool
     truncated: jax.Array  # [T, A, B] bool
     active: jax.Array  # [T, A, B] bool: before the step
+    final_active: jax.Array  # [T, A, B] bool: in the state that the step led to
     episode_over: jax.Array  # [T, B] bool
     global_state: Any  # [T, B, ...], or () where no critic reads it
     final_global_state: Any

@@ -21,6 +21,11 @@ def on_replay(group: Group) -> bool:
     return group.learner.experience == "replay"
 
 
+def is_mixed(spec: "TeamSpec", group: Group) -> bool:
+    """Whether `marl.mixing` learns for the group, and not its learner's own update."""
+    return spec.mixer != "none" and group.learner.q_values is not None
+
+
 def update(
     spec: "TeamSpec",
     built: tuple[Group, ...],
@@ -30,7 +35,11 @@ def update(
     hparams: tuple[Any, ...],
 ) -> tuple[Any, Any]:
     """An update of every group that learns from rollouts; metrics per group, [S] each."""
-    which = [index for index, group in enumerate(built) if not on_replay(group)]
+    which = [
+        index
+        for index, group in enumerate(built)
+        if not on_replay(group) and not is_mixed(spec, group)
+    ]
     return _learn(spec, built, which, key, state, rollout, (), hparams)
 
 
@@ -47,7 +56,9 @@ def replay_step(
     `samples` are B windows of T steps. What other agents would do next is asked of everybody's
     states at the start of the step.
     """
-    which = [index for index, group in enumerate(built) if on_replay(group)]
+    which = [
+        index for index, group in enumerate(built) if on_replay(group) and not is_mixed(spec, group)
+    ]
     following: list[Any] = []
     if any(built[index].contexts[0] for index in which):
         following = next_actions(spec, built, jax.random.fold_in(key, 0), state, samples, hparams)

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from marl import learning, replay, rollout, xla
+from marl import mixing, replay, rollout, xla
 from marl.dispatch import TeamSpec, lift
 from marl.envs.vector import VectorEnv
-from marl.experience import TeamRollout
 from marl.rollout import Carry, Episodes, Faults
+from marl.update import TeamState, update
 
 # a program that runs once is not worth optimising: half its compile time
 _RUNS_ONCE: dict[str, Any] = {"xla_backend_optimization_level": 0}
@@ -27,6 +27,7 @@ class RunState(NamedTuple):
     hparams: Any  # per group, [S]
     carry: Carry
     replay: Any = ()  # state of the replay buffer, or () without one
+    mixers: Any = ()  # per mixed reward team, its mixing network; () without mixers
 
 
 class Metrics(NamedTuple):
@@ -134,6 +135,9 @@ def init_state(spec: ProgramSpec, key: jax.Array, hparams: Any) -> RunState:
     team = lift(spec.team).learner.init(key_init, hparams)
     carry = rollout.start(spec.team, vector_env(spec), key_reset)
     state = RunState(key_run, jnp.int32(0), team, hparams, carry)
+    if spec.team.mixer != "none":
+        mixers = mixing.init(spec.team, lift(spec.team).groups, key_init, hparams)
+        state = state._replace(mixers=mixers)
     if spec.team.replay is None:
         return state
     rows = jax.eval_shape(partial(_rows, spec), state)
@@ -164,69 +168,19 @@ def train_step(spec: ProgramSpec, state: RunState) -> tuple[RunState, Metrics]:
     """One rollout and one update of the team, of one seed."""
     key_collect, key_update = jax.random.split(jax.random.fold_in(state.key, state.update))
     carry, experience, episodes, faults = _collect(spec, key_collect, state)
-    learned = _learn(spec, key_update, state, experience)
+    before = TeamState(state.team, state.mixers, state.replay)
+    learned = update(spec.team, spec.num_envs, key_update, before, experience, state.hparams)
+    team, mixers, rows = learned.state
     finite = tuple(
         _finite_sets(new) & (_finite_sets(found) | ~counts)
-        for new, found, counts in zip(learned.team, learned.metrics, learned.counts, strict=True)
+        for new, found, counts in zip(team, learned.metrics, learned.counts, strict=True)
     )
-    team = learned.team
     if spec.skip_nan:
         kept = zip(finite, team, state.team, strict=True)
         team = tuple(_where_finite(sets, new, old) for sets, new, old in kept)
-    state = state._replace(update=state.update + 1, team=team, carry=carry, replay=learned.replay)
+    number = state.update + 1
+    state = RunState(state.key, number, team, state.hparams, carry, rows, mixers)
     return state, Metrics(learned.metrics, episodes, faults, finite)
-
-
-class _Learned(NamedTuple):
-    team: Any
-    metrics: Any  # per group; NaN where nothing was learned
-    replay: Any
-    counts: Any  # per group, [] bool: whether it learned, so that its metrics mean something
-
-
-def _learn(spec: ProgramSpec, key: jax.Array, state: RunState, experience: TeamRollout) -> _Learned:
-    """One update of the groups on rollouts, and gradient steps of those on replay."""
-    lifted = lift(spec.team)
-    team, metrics = lifted.learner.update(key, state.team, experience, state.hparams)
-    always = tuple(jnp.bool_(True) for _ in lifted.groups)
-    if spec.team.replay is None:
-        return _Learned(team, metrics, (), always)
-    buffer = replay.make_buffer(spec.team.replay, spec.num_envs)
-    rows = buffer.add(state.replay, replay.rows_of(experience))
-    seen = experience.env_steps + spec.num_envs * spec.rollout_length
-    ready = buffer.can_sample(rows) & (seen >= spec.team.replay.learning_starts)
-    steps = partial(_gradient_steps, spec, buffer, key, rows, experience, state.hparams)
-    shapes = jax.eval_shape(steps, team)[1]
-    nothing = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan), shapes)
-    team, from_replay = jax.lax.cond(ready, steps, lambda team: (team, nothing), team)
-    merged = tuple(a | b for a, b in zip(metrics, from_replay, strict=True))
-    counts = tuple(ready | (not learning.on_replay(group)) for group in lifted.groups)
-    return _Learned(team, merged, rows, counts)
-
-
-def _gradient_steps(
-    spec: ProgramSpec,
-    buffer: Any,
-    key: jax.Array,
-    rows: Any,
-    experience: TeamRollout,
-    hparams: Any,
-    team: Any,
-) -> tuple[Any, Any]:
-    """`updates_per_rollout` steps, each on its own samples; metrics are their means."""
-    assert spec.team.replay is not None
-    groups = lift(spec.team).groups
-    memory = lift(spec.team).learner.initial_memory(spec.team.replay.batch_size)
-
-    def step(team: Any, key: jax.Array) -> tuple[Any, Any]:
-        key_sample, key_step = jax.random.split(key)
-        windows = buffer.sample(rows, key_sample).experience
-        samples = replay.windows_of(windows, memory, experience.env_steps)
-        return learning.replay_step(spec.team, groups, key_step, team, samples, hparams)
-
-    keys = jax.random.split(jax.random.fold_in(key, 1), spec.team.replay.updates_per_rollout)
-    team, metrics = jax.lax.scan(step, team, keys)
-    return team, jax.tree.map(lambda x: jnp.mean(x, 0), metrics)
 
 
 def _finite_sets(tree: Any) -> jax.Array:

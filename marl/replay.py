@@ -4,6 +4,7 @@ A row is one step of one environment: what every agent saw, did, got and was led
 read of other agents is put together from samples, never stored.
 """
 
+import os
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +24,7 @@ _ENVS_AXIS = {
     "terminated": 2,
     "truncated": 2,
     "active": 2,
+    "final_active": 2,
     "episode_over": 1,
     "global_state": 1,
     "final_global_state": 1,
@@ -90,8 +92,28 @@ def windows_of(rows: dict[str, Any], memory: Any, env_steps: jax.Array) -> TeamR
     return TeamRollout(memory=memory, env_steps=env_steps, **fields)
 
 
-def row_bytes(rollout: Any) -> int:
-    """Bytes of a row, from the shapes of a rollout."""
-    shapes = jax.eval_shape(rows_of, rollout)
-    leaves = jax.tree.leaves(shapes)
-    return sum(x.dtype.itemsize * x.size // (x.shape[0] * x.shape[1]) for x in leaves)
+def num_bytes(state: Any) -> int:
+    """Of a buffer's state, or of its shapes."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+
+
+def check_memory(needed: int, available: int | None) -> None:
+    """Raise UsageError where a buffer of `needed` bytes does not fit in what is `available`."""
+    if available is None or needed <= available:
+        return
+    raise UsageError(
+        f"the replay buffer needs {needed:,} bytes and {available:,} are free; lower "
+        "replay.capacity (transitions of all environments together), or num_seeds"
+    )
+
+
+def available_memory() -> int | None:
+    """Bytes of the first device's memory that may be used; None where it does not say."""
+    device = jax.local_devices()[0]
+    if device.platform != "cpu":
+        found = device.memory_stats() or {}
+        limit = found.get("bytes_limit")
+        return None if limit is None else limit - found.get("bytes_in_use", 0)
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

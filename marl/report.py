@@ -28,8 +28,11 @@ def training_row(team: Team, metrics: Metrics, env_steps: int, seconds: float) -
         for name, values in group_metrics.items():
             mean = _finite_mean(values)  # [S] or [seeds, S]
             for index, members in enumerate(group.sets):
+                value = mean[..., index]
+                if np.isnan(value).all():  # nothing was learned yet
+                    continue
                 for position in members:
-                    row[f"{name}/{team.agents[position]}"] = _plain(mean[..., index])
+                    row[f"{name}/{team.agents[position]}"] = _plain(value)
     return row | {"time/seconds": round(seconds, 3)}
 
 

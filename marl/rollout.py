@@ -56,6 +56,7 @@ class Step(NamedTuple):
     terminated: jax.Array
     truncated: jax.Array
     active: jax.Array
+    final_active: jax.Array
     episode_over: jax.Array
     global_state: Any
     final_global_state: Any
@@ -217,6 +218,7 @@ def act_and_step(
         terminated=terminated,
         truncated=truncated,
         active=carry.active,
+        final_active=final_active,
         episode_over=over,
         global_state=global_state,
         final_global_state=timestep.final_extras["global_state"] if reads_state else (),

@@ -29,6 +29,7 @@ class TeamConfig:
     death: str = "auto"
     overrides: dict[str, Any] = field(default_factory=dict)
     agent_ids: bool = True
+    mixer: str = "none"
     replay: dict[str, Any] = field(default_factory=dict)
     vectorise: bool = True
 

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from marl import critics, learning, patterns
+from marl import critics, fitting, learning, mixing, patterns
 from marl.agents.learner import Learner
 from marl.agents.validation import one_of
-from marl.binding import ReadyLearner, bind_options, bind_replay, resolve_algorithm
+from marl.binding import bind_options, bind_replay, resolve_algorithm
 from marl.dispatch import AgentSpec, Lifted, TeamSpec, lift
 from marl.envs import registry as environments
 from marl.envs import spaces
@@ -98,6 +98,7 @@ def team(
     death: str = "auto",
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
     agent_ids: bool = True,
+    mixer: str = "none",
     replay: Mapping[str, float] | None = None,
     vectorise: bool = True,
     **learner_options: Any,
@@ -119,6 +120,8 @@ def team(
       overrides: `{pattern: {option: value}}`, where an option is any of the learner's, or
         `learner`, `critic` or `sharing`. Patterns know `*` and `?`; the later match wins.
       agent_ids: add a one-hot of the agent to observations where parameters are shared.
+      mixer: value decomposition over reward teams, for learners of action values: "none", "vdn" or
+        "qmix".
       replay: sizes of the team's replay buffer, where a learner wants samples of it: any of
         `capacity`, `batch_size`, `updates_per_rollout`, `learning_starts`, `n_step` (see
         `marl.replay.Replay`).
@@ -143,6 +146,7 @@ def team(
         "death": death,
         "overrides": dict(overrides or {}),
         "agent_ids": agent_ids,
+        "mixer": mixer,
         "replay": dict(replay or {}),
         "vectorise": vectorise,
     }
@@ -155,16 +159,20 @@ def team(
     agents = tuple(env.agents)
     one_of("reward_pooling", reward_pooling, POOLINGS)
     one_of("death", death, DEATHS)
+    one_of("mixer", mixer, mixing.MIXERS)
     sharing, set_of = named_sets(sharing, agents)
     base = {"learner": learner, "critic": critic, "sharing": sharing, **learner_options}
     resolved = [_resolve_agent(agent, agents, base, set_of, overrides or {}) for agent in agents]
     teams = RewardTeams(*_reward_teams(reward_teams, agents), reward_pooling, death)
     spec = _spec(env, agents, resolved, teams, agent_ids, vectorise)
+    spec = dataclasses.replace(spec, mixer=mixer)
     if any(learning.on_replay(group) for group in lift(spec).groups):
         spec = dataclasses.replace(spec, replay=bind_replay(replay or {}))
-    _check_learners(spec, resolved)
+    if mixer != "none":
+        spec = fitting.with_mixer(env, spec, resolved)
+    fitting.check_learners(spec, resolved)
     hparams = tuple(agent.hparams for agent in resolved)
-    return Team(_with_final_extras(env, spec), spec, hparams, source, request)
+    return Team(fitting.with_final_extras(env, spec), spec, hparams, source, request)
 
 
 def same_environment(env: Any, team: Team) -> bool:
@@ -268,65 +276,3 @@ def _spec(
         agent_ids=agent_ids,
         vectorise=vectorise,
     )
-
-
-def _check_learners(spec: TeamSpec, resolved: Sequence[Resolved]) -> None:
-    """Raise UsageError where a learner wants what a team does not give, or lacks a critic."""
-    for group in lift(spec).groups:
-        agent = resolved[group.positions[0]]
-        if isinstance(agent.algorithm, ReadyLearner):
-            _check_ready(group.learner, agent.hparams)
-        if group.learner.experience not in ("rollout", "replay"):
-            raise UsageError(
-                f"the learner of {spec.agents[group.positions[0]].name} wants experience = "
-                f"{group.learner.experience!r}; teams give 'rollout' and 'replay'"
-            )
-        without = critics.kind(agent.algorithm) is None or (
-            critics.kind(agent.algorithm) == "value" and group.learner.value is None
-        )
-        if agent.critic != ("self",) and without:
-            name = getattr(agent.algorithm, "__name__", type(agent.algorithm).__name__)
-            raise UsageError(
-                f"learner {name.rsplit('.', 1)[-1]!r} of "
-                f"{spec.agents[group.positions[0]].name} has no critic, so critic = "
-                f"{', '.join(agent.critic)} does not apply to it; leave critic at 'self', or use "
-                "a learner with a critic, such as ppo or sac"
-            )
-
-
-def _check_ready(learner: Learner, hparams: Any) -> None:
-    """Raise UsageError where a `Learner` given as such wants hparams, which nobody has."""
-    try:
-        jax.eval_shape(learner.init, jax.random.key(0), hparams)
-    except AttributeError as error:
-        raise UsageError(
-            f"this Learner wants hparams ({error}) and was given as a Learner, which has none; "
-            "give what makes it, a module or object with Config, Hparams and make"
-        ) from error
-
-
-def _with_final_extras(env: Any, spec: TeamSpec) -> Any:
-    """The environment with what learners bootstrap from in final states."""
-    key = jax.random.key(0)
-    obs, state = jax.eval_shape(env.reset, key)
-    wanted = {
-        "global_state": spec.state is not None,
-        "action_mask": spec.final_masks
-        and bool(jax.tree.leaves(jax.eval_shape(env.action_mask, state))),
-    }
-    names = [name for name, asked in wanted.items() if asked]
-    if not names:
-        return env
-    if isinstance(env, AutoReset):
-        extras = dict.fromkeys((*env.final_extras, *names))
-        return dataclasses.replace(env, final_extras=tuple(extras))
-    action = {agent: spaces.shape_dtype(env.action_spaces[agent]) for agent in env.agents}
-    timestep, _ = jax.eval_shape(env.step, key, state, action)
-    for name in names:
-        if name not in (timestep.final_extras or {}):
-            raise UsageError(
-                f"a learner bootstraps from the {name.replace('_', ' ')} of an episode's end, and "
-                f"this environment's step gives no final_extras[{name!r}]; add it, or make the "
-                "environment episodic and wrap it in marl.envs.AutoReset"
-            )
-    return env

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl import experiment, health, logging, xla
+from marl import experiment, health, logging, replay, xla
 from marl.envs.errors import UsageError
 from marl.interrupts import stop_on_signal
 from marl.program import Metrics, Program, ProgramSpec, program
@@ -119,6 +119,8 @@ def _start(run: Run, compiled: Program, total_steps: int, resume: Any, shown: An
     """The run's first state: fresh, or that of the newest checkpoint."""
     hparams = run.team.group_hparams()
     keys = seed_keys(run.seed, run.spec.num_seeds)
+    shapes = jax.eval_shape(compiled.init_function, keys, hparams)
+    replay.check_memory(replay.num_bytes(shapes.replay), replay.available_memory())
     if resume is not None:
         run.check_resumable(resume, shown.message)
     if not compiled.is_compiled:

@@ -194,24 +194,28 @@ def test_large_images_are_halved(size, features_out):
     assert shapes["linear"]["w"].shape == (1, features_out)
 
 
+def in_order(params, kind):
+    """The modules of a kind in the order of their construction."""
+    return [params[name] for name in sorted(params, key=lambda n: (len(n), n)) if kind in name]
+
+
+def linear(layer, x):
+    return x @ layer["w"].T + layer["b"]
+
+
+def normalised(norm, x):
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    return x * norm["scale"].ravel() + norm["offset"].ravel()
+
+
 def simba(params, x, blocks):
     """A second implementation of arXiv:2410.09754, section 4, in the order of construction."""
-    linear = iter(sorted((n for n in params if "linear" in n), key=lambda n: (len(n), n)))
-    norms = iter(sorted((n for n in params if "norm" in n), key=lambda n: (len(n), n)))
-
-    def dense(x):
-        layer = params[next(linear)]
-        return x @ layer["w"].T + layer["b"]
-
-    def norm(x):
-        layer = params[next(norms)]
-        normal = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
-        return normal * layer["scale"].ravel() + layer["offset"].ravel()
-
-    x = dense(x)
+    layers, norms = iter(in_order(params, "linear")), iter(in_order(params, "norm"))
+    x = linear(next(layers), x)
     for _ in range(blocks):
-        x = x + dense(np.maximum(dense(norm(x)), 0.0))
-    return dense(norm(x))
+        hidden = np.maximum(linear(next(layers), normalised(next(norms), x)), 0.0)
+        x = x + linear(next(layers), hidden)
+    return linear(next(layers), normalised(next(norms), x))
 
 
 def test_simba_by_hand():
@@ -225,3 +229,68 @@ def test_simba_by_hand():
     params = jax.tree.map(lambda x: generator.normal(size=x.shape).astype(np.float32), shapes)
     outputs = jax.jit(network.apply)(params, found)
     np.testing.assert_allclose(outputs, simba(params, found.vector, 2), rtol=1e-3, atol=1e-3)
+
+
+def mlp_norm(layers, norms, x, activation):
+    """A second implementation: product, layer norm over the units, activation."""
+    for layer, norm in zip(layers, norms, strict=True):
+        x = activation(normalised(norm, linear(layer, x)))
+    return x
+
+
+def random_network(spec, seed=0):
+    """(network, random parameters, features [5])."""
+    network, generator = make_network(spec), np.random.default_rng(seed)
+    found = networks.Features(generator.normal(size=(5, 3)).astype(np.float32), ())
+    shapes = jax.eval_shape(network.init, jax.random.key(0), found)
+    params = jax.tree.map(lambda x: generator.normal(size=x.shape).astype(np.float32), shapes)
+    return network, params, found
+
+
+def test_layer_norm_stands_before_the_activation():
+    spec = NetworkSpec((8, 4), "tanh", torso="mlp_norm", num_outputs=2)
+    network, params, found = random_network(spec)
+    *layers, head = in_order(params, "linear")
+    hidden = mlp_norm(layers, in_order(params, "norm"), found.vector, np.tanh)
+    outputs = jax.jit(network.apply)(params, found)
+    np.testing.assert_allclose(outputs, linear(head, hidden), rtol=1e-4, atol=1e-4)
+
+
+def test_layer_norm_starts_neutral():
+    network = make_network(NetworkSpec((8,), torso="mlp_norm"))
+    params = jax.jit(network.init)(jax.random.key(0), networks.zero_features(Box((3,))))
+    (norm,) = in_order(params, "norm")
+    np.testing.assert_array_equal(norm["scale"].ravel(), np.ones(8))
+    np.testing.assert_array_equal(norm["offset"].ravel(), np.zeros(8))
+
+
+@pytest.mark.parametrize("hidden_sizes", [(8, 4), ()])
+def test_dueling_by_hand(hidden_sizes):
+    """One shared layer, then a layer and a head of its own for the value and for advantages."""
+    spec = NetworkSpec(hidden_sizes, "tanh", torso="mlp_norm", num_outputs=3, dueling=True)
+    network, params, found = random_network(spec)
+    layers, norms, x = in_order(params, "linear"), in_order(params, "norm"), found.vector
+    if hidden_sizes:
+        x = mlp_norm(layers[:1], norms[:1], x, np.tanh)
+        value = linear(layers[2], mlp_norm(layers[1:2], norms[1:2], x, np.tanh))
+        advantage = linear(layers[4], mlp_norm(layers[3:4], norms[2:], x, np.tanh))
+    else:
+        value, advantage = linear(layers[0], x), linear(layers[1], x)
+    assert value.shape == (5, 1) and advantage.shape == (5, 3)
+    expected = value + advantage - advantage.mean(-1, keepdims=True)
+    outputs = jax.jit(network.apply)(params, found)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("torso", networks.TORSOS)
+def test_dueling_outputs_average_to_the_value(torso):
+    """A value that is shifted shifts every output; advantages that are shifted change nothing."""
+    spec = NetworkSpec((8, 8), torso=torso, num_outputs=3, dueling=True)
+    network, params, found = random_network(spec)
+    apply = jax.jit(network.apply)
+    outputs = apply(params, found)
+    heads = {name: layer["b"].shape[0] for name, layer in params.items() if "linear" in name}
+    for size, shift in ((1, 2.0), (3, 0.0)):
+        (name,) = (name for name, outputs_of in heads.items() if outputs_of == size)
+        changed = params | {name: params[name] | {"b": params[name]["b"] + 2.0}}
+        np.testing.assert_allclose(apply(changed, found), outputs + shift, rtol=1e-4, atol=1e-3)

@@ -1,4 +1,4 @@
-"""Generalised advantage estimation against plain loops and rlax."""
+"""Advantages and returns against plain loops and rlax."""
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ from marl.agents import returns
 
 T, B = 7, 4
 gae = jax.jit(returns.gae)
+q_lambda = jax.jit(returns.q_lambda)
+n_step = jax.jit(returns.n_step)
 
 
 def loop_gae(reward, value, next_value, terminated, truncated, gamma, gae_lambda):
@@ -144,3 +146,97 @@ def test_columns_do_not_mix(reward, value, next_value, terminated, truncated):
     rollout = reward, value, next_value, terminated, truncated
     swapped = tuple(x[:, ::-1] for x in rollout)
     np.testing.assert_array_equal(gae(*rollout, 0.9, 0.8)[0][:, ::-1], gae(*swapped, 0.9, 0.8)[0])
+
+
+def mixture(reward, next_value, terminated, truncated, gamma, trace_decay):
+    """Each lambda return as the weighted sum of n-step returns that it is, in float64."""
+    found = np.zeros((T, B))
+    for t, b in np.ndindex(T, B):
+        total, share = 0.0, 1.0
+        for k in range(t, T):
+            total += gamma ** (k - t) * float(reward[k, b])
+            if terminated[k, b]:
+                found[t, b] += share * total
+                break
+            last = truncated[k, b] or k == T - 1
+            bootstrapped = total + gamma ** (k - t + 1) * float(next_value[k, b])
+            found[t, b] += (share if last else share * (1 - trace_decay)) * bootstrapped
+            if last:
+                break
+            share *= trace_decay
+    return found
+
+
+@settings(max_examples=30)
+@given(numbers, numbers, flags, flags, st.floats(0, 1), st.floats(0, 1))
+def test_a_lambda_return_is_a_mixture_of_n_step_returns(
+    reward, next_value, terminated, truncated, gamma, trace_decay
+):
+    rollout = reward, next_value, terminated, truncated, gamma, trace_decay
+    np.testing.assert_allclose(q_lambda(*rollout), mixture(*rollout), rtol=1e-4, atol=1e-3)
+
+
+def test_lambda_returns_by_hand():
+    # gamma = lambda = 1/2; step 1 is terminated, step 3 truncated, 4 the last
+    # G_4 = 1 + 6/2 = 4; G_3 = 2 + 2/2 = 3; G_2 = 1 + (3/2 + 8/2)/2 = 3.75; G_1 = 5
+    # G_0 = 3 + (5/2 + 4/2)/2 = 5.25
+    found = q_lambda(
+        jnp.array([3.0, 5.0, 1.0, 2.0, 1.0]),
+        jnp.array([4.0, 100.0, 8.0, 2.0, 6.0]),
+        jnp.array([False, True, False, False, False]),
+        jnp.array([False, False, False, True, False]),
+        0.5,
+        0.5,
+    )
+    np.testing.assert_allclose(found, [5.25, 5.0, 3.75, 3.0, 4.0])
+
+
+def test_lambda_returns_equal_rlax_where_it_applies():
+    """No truncation inside the rollout; rlax takes values of the states themselves."""
+    reward, next_value = np.random.default_rng(2).normal(size=(2, T)).astype(np.float32)
+    terminated, truncated = np.arange(T) == 3, np.zeros(T, bool)
+    discounts = jnp.where(terminated, 0.0, 0.97)
+    expected = rlax.lambda_returns(jnp.asarray(reward), discounts, jnp.asarray(next_value), 0.8)
+    found = q_lambda(reward, next_value, terminated, truncated, 0.97, 0.8)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_what_lies_behind_an_end_is_not_read(rollout):
+    reward, _, next_value, terminated, truncated = (x[:, :2].copy() for x in rollout)
+    clean = q_lambda(reward, next_value, terminated, truncated, 0.9, 0.8)
+    totals = n_step(reward, terminated, truncated, 0.9)
+    reward[3:, 0] = reward[4:, 1] = next_value[2:, 0] = next_value[4:, 1] = np.nan
+    dirty = q_lambda(reward, next_value, terminated, truncated, 0.9, 0.8)
+    np.testing.assert_array_equal(clean[:3, 0], dirty[:3, 0])
+    np.testing.assert_array_equal(clean[:4, 1], dirty[:4, 1])
+    assert np.all(np.isnan(dirty[3:, 0])) and np.all(np.isnan(dirty[4:, 1]))
+    for one, other in zip(totals, n_step(reward, terminated, truncated, 0.9), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_n_step_by_hand():
+    # columns: cut after three steps; terminated at step 1; truncated at step 0; both at step 2
+    reward = jnp.array([[1.0] * 4, [2.0] * 4, [4.0] * 4])
+    terminated, truncated = np.zeros((3, 4), bool), np.zeros((3, 4), bool)
+    terminated[1, 1] = terminated[2, 3] = truncated[2, 3] = truncated[0, 2] = True
+    total, discount, last = n_step(reward, terminated, truncated, 0.5)
+    np.testing.assert_allclose(total, [3.0, 2.0, 1.0, 3.0])
+    np.testing.assert_allclose(discount, [0.125, 0.0, 0.5, 0.0])
+    np.testing.assert_array_equal(last, [2, 1, 0, 2])
+    one = n_step(reward[:1], terminated[:1], truncated[:1], 0.5)
+    for found, expected in zip(one, ([1.0] * 4, [0.5] * 4, [0] * 4), strict=True):
+        np.testing.assert_allclose(found, expected)
+
+
+@settings(max_examples=30)
+@given(numbers, flags, flags, st.floats(0, 1))
+def test_n_step_equals_the_loop(reward, terminated, truncated, gamma):
+    total, discount, last = n_step(reward, terminated, truncated, gamma)
+    for b in range(B):
+        ends = np.flatnonzero(terminated[:, b] | truncated[:, b])
+        end = ends[0] if len(ends) else T - 1
+        expected = sum(gamma**k * float(reward[k, b]) for k in range(end + 1))
+        assert last[b] == end
+        np.testing.assert_allclose(total[b], expected, rtol=1e-4, atol=1e-3)
+        after = 0.0 if terminated[end, b] else gamma ** (end + 1)
+        np.testing.assert_allclose(discount[b], after, rtol=1e-4, atol=1e-6)

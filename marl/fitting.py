@@ -1,0 +1,116 @@
+"""Whether what was asked for fits together: learners, critics, mixers and the environment."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from marl import critics
+from marl.agents.learner import Learner
+from marl.binding import ReadyLearner
+from marl.dispatch import TeamSpec, lift
+from marl.envs import spaces
+from marl.envs.errors import UsageError
+from marl.envs.interface import AutoReset
+from marl.sharing import Resolved
+
+
+def with_mixer(env: Any, spec: TeamSpec, resolved: Sequence[Resolved]) -> TeamSpec:
+    """Raise UsageError where reward teams cannot be mixed; QMIX reads the global state if any."""
+    built, teams = lift(spec).groups, spec.reward_teams
+    valued = {p for group in built if group.learner.q_values is not None for p in group.positions}
+    mixable = [members for members in teams.members if len(members) > 1]
+    if not mixable:
+        raise UsageError(
+            f"mixer = {spec.mixer!r} mixes the values of a reward team, and every agent is alone "
+            "in its team; give reward_teams, as in reward_teams = 'all'"
+        )
+    for index, members in enumerate(teams.members):
+        names = [spec.agents[p].name for p in members]
+        others = [spec.agents[p].name for p in members if p not in valued]
+        if len(members) > 1 and others:
+            raise UsageError(
+                f"mixer = {spec.mixer!r} needs learners of action values (dqn, pqn) for all of "
+                f"reward team {teams.names[index]}; {', '.join(others)} have none"
+            )
+        if len(members) > 1 and not teams.continues(index):
+            raise UsageError("mixer needs death = 'continue' (or 'auto'): a team has one return")
+        for name in ("gamma", "q_lambda", "tau"):
+            values = {getattr(resolved[p].hparams, name, None) for p in members}
+            if len(values) > 1:
+                raise UsageError(
+                    f"{name} differs among {', '.join(names)}, whose values are mixed to one; "
+                    "give the whole team one value"
+                )
+    for members in spec.sharing_sets:
+        owners = {i for p in members for i, team in enumerate(teams.members) if p in team}
+        if len(owners) > 1 and members[0] in valued:
+            raise UsageError(
+                "agents that share parameters must be in one reward team under a mixer; "
+                f"{', '.join(spec.agents[p].name for p in members)} are not"
+            )
+    state = critics.state_space(env) if spec.mixer == "qmix" else None
+    return spec if state is None else dataclasses.replace(spec, state=spaces.signature(state))
+
+
+def check_learners(spec: TeamSpec, resolved: Sequence[Resolved]) -> None:
+    """Raise UsageError where a learner wants what a team does not give, or lacks a critic."""
+    for group in lift(spec).groups:
+        agent = resolved[group.positions[0]]
+        if isinstance(agent.algorithm, ReadyLearner):
+            _check_ready(group.learner, agent.hparams)
+        if group.learner.experience not in ("rollout", "replay"):
+            raise UsageError(
+                f"the learner of {spec.agents[group.positions[0]].name} wants experience = "
+                f"{group.learner.experience!r}; teams give 'rollout' and 'replay'"
+            )
+        without = critics.kind(agent.algorithm) is None or (
+            critics.kind(agent.algorithm) == "value" and group.learner.value is None
+        )
+        if agent.critic != ("self",) and without:
+            name = getattr(agent.algorithm, "__name__", type(agent.algorithm).__name__)
+            raise UsageError(
+                f"learner {name.rsplit('.', 1)[-1]!r} of "
+                f"{spec.agents[group.positions[0]].name} has no critic, so critic = "
+                f"{', '.join(agent.critic)} does not apply to it; leave critic at 'self', or use "
+                "a learner with a critic, such as ppo or sac"
+            )
+
+
+def _check_ready(learner: Learner, hparams: Any) -> None:
+    """Raise UsageError where a `Learner` given as such wants hparams, which nobody has."""
+    try:
+        jax.eval_shape(learner.init, jax.random.key(0), hparams)
+    except AttributeError as error:
+        raise UsageError(
+            f"this Learner wants hparams ({error}) and was given as a Learner, which has none; "
+            "give what makes it, a module or object with Config, Hparams and make"
+        ) from error
+
+
+def with_final_extras(env: Any, spec: TeamSpec) -> Any:
+    """The environment with what learners bootstrap from in final states."""
+    key = jax.random.key(0)
+    obs, state = jax.eval_shape(env.reset, key)
+    wanted = {
+        "global_state": spec.state is not None,
+        "action_mask": spec.final_masks
+        and bool(jax.tree.leaves(jax.eval_shape(env.action_mask, state))),
+    }
+    names = [name for name, asked in wanted.items() if asked]
+    if not names:
+        return env
+    if isinstance(env, AutoReset):
+        extras = dict.fromkeys((*env.final_extras, *names))
+        return dataclasses.replace(env, final_extras=tuple(extras))
+    action = {agent: spaces.shape_dtype(env.action_spaces[agent]) for agent in env.agents}
+    timestep, _ = jax.eval_shape(env.step, key, state, action)
+    for name in names:
+        if name not in (timestep.final_extras or {}):
+            raise UsageError(
+                f"a learner bootstraps from the {name.replace('_', ' ')} of an episode's end, and "
+                f"this environment's step gives no final_extras[{name!r}]; add it, or make the "
+                "environment episodic and wrap it in marl.envs.AutoReset"
+            )
+    return env
