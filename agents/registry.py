@@ -6,31 +6,58 @@ from typing import Any
 
 from marl.envs.errors import UsageError, nearest
 
-ALGORITHMS = {"ppo": "marl.agents.ppo"}  # name -> module with Config, Hparams and make
+# name -> "module", or "module:attribute", of what has Config, Hparams and make
+ALGORITHMS = {
+    "ppo": "marl.agents.ppo",
+    "a2c": "marl.agents.a2c",
+    "dqn": "marl.agents.dqn",
+    "pqn": "marl.agents.pqn",
+    "sac": "marl.agents.sac",
+    "td3": "marl.agents.td3",
+    "ddpg": "marl.agents.ddpg",
+    "random": "marl.agents.fixed:random",
+    "noop": "marl.agents.fixed:noop",
+}
 
 
 def algorithm(name: str) -> Any:
-    """The algorithm of that name, or the user's module `my_learner` or `my_package.my_learner`."""
+    """The algorithm of that name, or the user's own.
+
+    That is a module, `my_learner` or `my_package.my_learner`, or something in it,
+    `my_package.my_learner:MyLearner`.
+    """
     if name.startswith("object:"):
         raise UsageError(
             f"the run was trained with a learner object ({name.removeprefix('object:')}) that "
             "has no name; give the team again: marl.load(path, team=team)"
         )
-    if name in ALGORITHMS:
-        return importlib.import_module(ALGORITHMS[name])
-    importable = all(word.isidentifier() for word in name.split("."))  # not "", nor a path
-    if importable and ("." in name or importlib.util.find_spec(name) is not None):
-        return _module(name)
-    raise UsageError(f"learner {name!r} is not known; {nearest(name, ALGORITHMS)}")
+    path = ALGORITHMS.get(name, name)
+    module, colon, attribute = path.partition(":")
+    importable = all(word.isidentifier() for word in module.split("."))  # not "", nor a path
+    if not importable or not (colon or "." in module or importlib.util.find_spec(module)):
+        raise UsageError(f"learner {name!r} is not known; {nearest(name, ALGORITHMS, 40)}")
+    found = _module(module, name)
+    return _attribute(found, attribute, name) if colon else found
 
 
-def _module(name: str) -> Any:
+def _module(module: str, name: str) -> Any:
     try:
-        return importlib.import_module(name)
+        return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise UsageError(
             f"learner {name!r}: no module {error.name!r}; is it installed, or in the folder this "
             "runs in?"
         ) from None
+
+
+def _attribute(module: Any, attribute: str, name: str) -> Any:
+    found = vars(module)
+    if attribute not in found:
+        public = [known for known in found if not known.startswith("_")]
+        raise UsageError(
+            f"learner {name!r}: module {module.__name__!r} has no {attribute!r}; "
+            f"{nearest(attribute, public)}"
+        )
+    return found[attribute]

@@ -1,20 +1,21 @@
 """The learners that every contract is checked on, and rollouts to check them with."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import learner_floats
 import numpy as np
 
-from marl.agents import ppo
+from marl.agents import a2c, ddpg, dqn, fixed, ppo, pqn, sac, td3
 from marl.agents.learner import ActInput, CriticSpace, Learner, Rollout
 from marl.envs import spaces
 from marl.envs.spaces import Box, Discrete, MultiDiscrete, SpaceTree
 
 
 class Case(NamedTuple):
-    """An algorithm bound to spaces."""
+    """An algorithm bound to spaces, and which contracts it has reason not to keep."""
 
     algorithm: Any
     config: Any
@@ -22,9 +23,15 @@ class Case(NamedTuple):
     action_space: SpaceTree
     critic_observations: SpaceTree
     masked: bool = False
+    context_actions: SpaceTree = ()
+    floats: Mapping[str, tuple[float, ...]] = {}  # hparams of three agents, all of which matter
+    learns: bool = True  # else its state never changes, and it has no metrics
+    explores: bool = True  # its actions depend on the key
+    greedy: bool = True  # in evaluation they do not
+    replaces: bool = True  # of what has no weight, networks see nothing; else it must be finite
 
     def learner(self) -> Learner:
-        critic_space = CriticSpace(self.critic_observations)
+        critic_space = CriticSpace(self.critic_observations, self.context_actions)
         return self.algorithm.make(
             self.config, self.observation_space, self.action_space, critic_space
         )
@@ -35,17 +42,68 @@ class Case(NamedTuple):
             lambda x: jnp.asarray(x, jnp.float32), self.algorithm.Hparams(**changes)
         )
 
+    def hparams_of(self, agent: int) -> Any:
+        """Those of one of the three agents."""
+        return self.hparams(**{name: values[agent] for name, values in self.floats.items()})
 
-_NORMALISED = {"normalize_observations": True, "normalize_values": True, "clip_values": True}
+
+_NORMALISED = {"normalize_observations": True, "normalize_values": True}
+_SCHEDULED = {"learning_rate_schedule": "linear", "entropy_schedule": "cosine"}
+_SPACE, _BOX = Box((3,)), Box((2,), low=(-1.0, 0.0), high=(1.0, 5.0))
+_COMPOSITE = {
+    "image": Box((3, 4, 2), 0, 255, "uint8"),
+    "kind": Discrete(3),
+    "speed": Box((2,)),
+}
+_ACTIONS = {
+    "aim": Box((2,), -1.0, 1.0),
+    "go": Box((1,)),
+    "move": MultiDiscrete((2, 3)),
+    "talk": Discrete(3),
+}
+_OTHERS = (Discrete(3), Box((2,), 0.0, 4.0))
+_TD3_SCHEDULES = {"learning_rate_schedule": "linear", "exploration_schedule": "linear"}
+_LINEAR = {"learning_rate_schedule": "linear"}
+
+
+def _q_case(algorithm: Any, action_space: SpaceTree, floats: Any, **config: Any) -> Case:
+    """Of a learner with Q-critics that read other agents' actions."""
+    return Case(
+        algorithm,
+        algorithm.Config(hidden_sizes=(8,), **config),
+        observation_space=_SPACE,
+        action_space=action_space,
+        critic_observations=(_SPACE, Box((2,))),
+        masked=isinstance(action_space, Discrete),
+        context_actions=_OTHERS,
+        floats=floats,
+    )
+
+
+def _fixed_case(algorithm: Any, explores: bool) -> Case:
+    return Case(
+        algorithm,
+        algorithm.Config(),
+        observation_space=_SPACE,
+        action_space=_ACTIONS,
+        critic_observations=(),
+        masked=True,
+        learns=False,
+        explores=explores,
+        greedy=not explores,
+    )
+
 
 CASES = {
     "ppo-discrete": Case(
         ppo,
         ppo.Config(num_epochs=2, num_minibatches=2, hidden_sizes=(8,)),
-        observation_space=Box((3,)),
+        observation_space=_SPACE,
         action_space=Discrete(4),
-        critic_observations=Box((3,)),
+        critic_observations=_SPACE,
         masked=True,
+        floats={**learner_floats.FLOATS, **learner_floats.ENTROPY},
+        replaces=False,
     ),
     "ppo-box": Case(
         ppo,
@@ -56,31 +114,78 @@ CASES = {
             critic_hidden_sizes=(6,),
             activation="relu",
             torso="simba",
-            learning_rate_schedule="linear",
-            entropy_schedule="cosine",
+            clip_values=True,
             **_NORMALISED,
+            **_SCHEDULED,
         ),
-        observation_space=Box((3,)),
-        action_space=Box((2,), low=(-1.0, 0.0), high=(1.0, 5.0)),
-        critic_observations=(Box((3,)), Box((2,))),
+        observation_space=_SPACE,
+        action_space=_BOX,
+        critic_observations=(_SPACE, Box((2,))),
+        floats={
+            **learner_floats.ON_POLICY,
+            "clip_epsilon": (0.2, 0.1, 0.02),
+            "value_clip_epsilon": (0.2, 0.1, 0.05),
+        },
+        replaces=False,
     ),
     "ppo-composite": Case(
         ppo,
-        ppo.Config(num_epochs=1, num_minibatches=2, hidden_sizes=(8,), **_NORMALISED),
-        observation_space={
-            "image": Box((3, 4, 2), 0, 255, "uint8"),
-            "kind": Discrete(3),
-            "speed": Box((2,)),
-        },
-        action_space={
-            "aim": Box((2,), -1.0, 1.0),
-            "go": Box((1,)),
-            "move": MultiDiscrete((2, 3)),
-            "talk": Discrete(3),
-        },
+        ppo.Config(
+            num_epochs=1, num_minibatches=2, hidden_sizes=(8,), clip_values=True, **_NORMALISED
+        ),
+        observation_space=_COMPOSITE,
+        action_space=_ACTIONS,
         critic_observations={"speed": Box((2,))},
         masked=True,
+        floats={**learner_floats.FLOATS, **learner_floats.ENTROPY},
+        replaces=False,
     ),
+    "a2c": Case(
+        a2c,
+        a2c.Config(
+            hidden_sizes=(8,),
+            critic_hidden_sizes=(6,),
+            normalize_advantages=True,
+            **_NORMALISED,
+            **_SCHEDULED,
+        ),
+        observation_space=_SPACE,
+        action_space={"aim": _BOX, "talk": Discrete(3)},
+        critic_observations=(_SPACE, Box((2,))),
+        masked=True,
+        floats=learner_floats.ON_POLICY,
+    ),
+    "dqn": Case(
+        dqn,
+        dqn.Config(hidden_sizes=(8,), dueling=True, target_update_interval=2, **_LINEAR),
+        observation_space=_SPACE,
+        action_space=Discrete(4),
+        critic_observations=(),
+        masked=True,
+        floats={**learner_floats.EPSILON_GREEDY, "tau": (0.1, 0.01, 0.5)},
+    ),
+    "pqn": Case(
+        pqn,
+        pqn.Config(num_epochs=2, num_minibatches=2, hidden_sizes=(8,), **_LINEAR),
+        observation_space=_SPACE,
+        action_space=Discrete(4),
+        critic_observations=(),
+        masked=True,
+        floats={**learner_floats.EPSILON_GREEDY, "q_lambda": (0.65, 0.9, 0.3)},
+    ),
+    "sac-box": _q_case(
+        sac, _BOX, {**learner_floats.SAC, "target_entropy_scale": (1.0, 0.5, 2.0)}, **_LINEAR
+    ),
+    "sac-discrete": _q_case(
+        sac,
+        Discrete(4),
+        {**learner_floats.SAC, "discrete_target_entropy_scale": (0.5, 0.9, 0.2)},
+        **_LINEAR,
+    ),
+    "td3": _q_case(td3, _BOX, learner_floats.NOISY, **_TD3_SCHEDULES),
+    "ddpg": _q_case(ddpg, _BOX, learner_floats.NOISY, **_TD3_SCHEDULES),
+    "random": _fixed_case(fixed.random, explores=True),
+    "noop": _fixed_case(fixed.noop, explores=False),
 }
 
 
@@ -170,8 +275,8 @@ def make_rollout(
         final_action_mask=(
             random_mask(seed + 5000, case.action_space, batch) if case.masked else None
         ),
-        context=(),
-        next_context=(),
+        context=sampled(seed + 6000, case.context_actions, batch),
+        next_context=sampled(seed + 7000, case.context_actions, batch),
         reward=np.random.default_rng(seed + 3000).normal(size=batch).astype(np.float32),
         terminated=terminated,
         truncated=truncated,

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from contract_experience import is_legal, make_experience, poisoned
 from learner_cases import (
     CASES,
     Case,
@@ -37,7 +38,9 @@ class Bench(NamedTuple):
 
     case: Case
     learner: Learner
+    init: Any
     act: Any
+    greedy: Any
     update: Any
     traces: list[str]  # one entry each time `update` was traced
     keys: jax.Array  # [AGENTS]
@@ -62,18 +65,13 @@ def counted(function, traces):
 def bench(request):
     case, traces = CASES[request.param], []
     learner = case.learner()
-    init, act = jax.jit(learner.init), jax.jit(learner.act)
+    init, act, greedy = map(jax.jit, (learner.init, learner.act, learner.act_greedy))
     update = jax.jit(counted(learner.update, traces))
     keys = jax.random.split(jax.random.key(7), AGENTS)
-    # a larger epsilon: Adam makes whole steps of gradients near 0, and of their rounding errors
-    same = {"schedule_steps": 100.0, "adam_epsilon": 1e-3}
-    hparams = [
-        case.hparams(learning_rate=rate, gamma=gamma, entropy_coef=entropy, **same)
-        for rate, gamma, entropy in [(1e-3, 0.9, 0.0), (3e-3, 0.99, 0.01), (1e-2, 0.5, 0.1)]
-    ]
+    hparams = [case.hparams_of(agent) for agent in range(AGENTS)]
     states = [init(key, h) for key, h in zip(keys, hparams, strict=True)]
     rollouts = [
-        make_rollout(case, act, state, h, seed)
+        make_experience(case, act, state, h, seed)
         for seed, (state, h) in enumerate(zip(states, hparams, strict=True))
     ]
     updated, metrics = [], []
@@ -84,8 +82,9 @@ def bench(request):
             history.append(state)
             metrics += [found] if step == 0 else []
         updated.append(history)
+    functions = init, act, greedy, update
     return Bench(
-        case, learner, act, update, traces, keys, hparams, states, rollouts, updated, metrics
+        case, learner, *functions, traces, keys, hparams, states, rollouts, updated, metrics
     )
 
 
@@ -151,6 +150,43 @@ def test_the_second_call_does_not_trace(bench):
     assert bench.traces == ["traced"]
 
 
+def test_every_float_differs_per_agent_and_matters(bench):
+    """Half its value gives another state, action or metric to one of the agents at least."""
+
+    def outcome(n, hparams):
+        state, rollout = bench.updated[n][-1], bench.rollouts[n]
+        inputs = inputs_for(bench.case, n)._replace(env_steps=rollout.env_steps)
+        return (
+            bench.init(bench.keys[n], hparams),
+            bench.act(bench.keys[n], state, inputs, hparams),
+            bench.update(bench.keys[n], state, rollout, hparams),
+        )
+
+    base = [outcome(n, hparams) for n, hparams in enumerate(bench.hparams)]
+    for name, values in bench.case.floats.items():
+        assert len(values) == AGENTS and len(set(values)) > 1
+        assert any(
+            relative_difference(outcome(n, h._replace(**{name: 0.5 * getattr(h, name)})), base[n])
+            for n, h in enumerate(bench.hparams)
+        ), name
+
+
+def test_every_float_of_every_learner_is_in_the_table():
+    for name in ALGORITHMS:
+        found = [case.floats for case in CASES.values() if case.algorithm is algorithm(name)]
+        assert set().union(*found) == set(algorithm(name).Hparams._fields), name
+
+
+def test_nobody_reads_what_has_no_weight(bench):
+    """The same bits whatever it holds."""
+    given = bench.rollouts[2]
+    state, metrics = bench.update(
+        bench.keys[2], bench.states[2], poisoned(bench.case, given), bench.hparams[2]
+    )
+    assert_identical(state, bench.updated[2][0])
+    assert_identical(metrics, bench.metrics[2])
+
+
 def test_a_state_is_arrays(bench):
     for state in (bench.states[0], bench.updated[0][-1]):
         assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
@@ -180,7 +216,7 @@ def test_a_state_keeps_its_structure(bench):
 
 def test_metrics_are_finite_scalars(bench):
     for metrics in bench.metrics:
-        assert isinstance(metrics, dict) and metrics
+        assert isinstance(metrics, dict) and bool(metrics) == bench.case.learns
         for name, value in metrics.items():
             assert value.shape == () and value.dtype == jnp.float32, name
             assert math.isfinite(value), name
@@ -188,7 +224,7 @@ def test_metrics_are_finite_scalars(bench):
 
 def test_an_update_learns_and_repeats(bench):
     before, after = bench.states[2], bench.updated[2][0]
-    assert relative_difference(before, after) > 0.0
+    assert (relative_difference(before, after) > 0.0) == bench.case.learns
     again, _ = bench.update(bench.keys[2], before, bench.rollouts[2], bench.hparams[2])
     assert_identical(after, again)
 
@@ -252,7 +288,7 @@ def test_an_agent_with_nan_rewards_harms_nobody_else(bench, vectorised):
     dirty, _ = update(states, poisoned, hparams)
     for n in (0, 2):
         assert_identical(take(clean, n), take(dirty, n))
-    assert not all_finite(take(dirty, 1))
+    assert all_finite(take(dirty, 1)) != bench.case.learns
 
 
 def assert_like(space, action):
@@ -270,16 +306,31 @@ def test_acting_depends_on_the_key(bench):
     )
     assert_like(bench.case.action_space, one.action)
     assert_identical(one, again)
-    assert any(relative_difference(one.action, other.action) > 0.0 for other in others)
+    moved = any(relative_difference(one.action, other.action) > 0.0 for other in others)
+    assert moved == bench.case.explores
 
 
 def test_evaluation_is_deterministic(bench):
-    greedy, inputs = jax.jit(bench.learner.act_greedy), inputs_for(bench.case, 5)
-    one, other = (
-        greedy(key, bench.states[0], inputs, bench.hparams[0]).action for key in bench.keys[:2]
-    )
+    given = bench.states[0], inputs_for(bench.case, 5), bench.hparams[0]
+    one, other = (bench.greedy(key, *given).action for key in bench.keys[:2])
     assert_like(bench.case.action_space, one)
-    assert_identical(one, other)
+    assert (relative_difference(one, other) == 0.0) == bench.case.greedy
+
+
+def test_masks_are_respected(bench):
+    case, state, hparams = bench.case, bench.updated[1][-1], bench.hparams[1]
+    if not case.masked:
+        pytest.skip("no masks")
+    for rollout in bench.rollouts:
+        assert is_legal(case.action_space, rollout.action, rollout.action_mask)
+    inputs = inputs_for(case, 6)
+    functions = [bench.act, bench.greedy]
+    if bench.learner.next_action is not None:
+        functions.append(jax.jit(bench.learner.next_action))
+    for function in functions:
+        action = function(bench.keys[0], state, inputs, hparams).action
+        assert_like(case.action_space, action)
+        assert is_legal(case.action_space, action, inputs.action_mask)
 
 
 def test_log_prob_is_that_of_acting(bench):

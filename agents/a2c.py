@@ -1,0 +1,181 @@
+"""Advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783), synchronous: one step per rollout.
+
+It is PPO without epochs, minibatches and clipping. Adam steps where the authors use RMSProp, and
+actor and critic are two networks.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from marl.agents import actor_critic, losses, networks, policies, schedules
+from marl.agents.actor_critic import Gradients, Parts, State, Values
+from marl.agents.learner import CriticSpace, Learner, Rollout
+from marl.agents.validation import one_of, positive_integers
+from marl.envs.errors import UsageError
+from marl.envs.spaces import SpaceTree
+
+CRITIC = "value"
+
+
+@dataclass(frozen=True)
+class Config:
+    """What changes shapes or control flow."""
+
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    critic_hidden_sizes: tuple[int, ...] = ()  # empty: like the actor's
+    activation: str = "tanh"
+    torso: str = "mlp"
+    image_encoder: str = "cnn"
+    box_policy: str = "tanh_normal"
+    learning_rate_schedule: str = "constant"
+    entropy_schedule: str = "constant"
+    normalize_advantages: bool = False
+    normalize_observations: bool = False
+    normalize_values: bool = False
+
+    def __post_init__(self):
+        positive_integers("hidden_sizes", self.hidden_sizes)
+        positive_integers("critic_hidden_sizes", self.critic_hidden_sizes)
+        one_of("activation", self.activation, networks.ACTIVATIONS)
+        one_of("torso", self.torso, networks.TORSOS)
+        one_of("image_encoder", self.image_encoder, networks.IMAGE_ENCODERS)
+        one_of("box_policy", self.box_policy, policies.BOX_POLICIES)
+        one_of("learning_rate_schedule", self.learning_rate_schedule, schedules.KINDS)
+        one_of("entropy_schedule", self.entropy_schedule, schedules.KINDS)
+        if self.torso == "simba" and not self.hidden_sizes:
+            raise UsageError("torso = 'simba' needs a width: give hidden_sizes at least one entry")
+
+
+class Hparams(NamedTuple):
+    """Floats, each of which may differ per agent and never recompiles anything."""
+
+    learning_rate: Any = 7e-4
+    learning_rate_end: Any = 0.0  # where a schedule ends
+    critic_learning_rate_scale: Any = 1.0  # the critic's learning rate over the actor's
+    schedule_steps: Any = 0.0  # horizon of schedules in environment steps; 0: the run's total
+    gamma: Any = 0.99
+    gae_lambda: Any = 1.0  # 1: returns up to the rollout's end, as the authors have them
+    entropy_coef: Any = 0.01
+    entropy_coef_end: Any = 0.0
+    value_coef: Any = 0.5
+    max_grad_norm: Any = 0.5  # inf: off
+    adam_epsilon: Any = 1e-5
+    initial_std: Any = 1.0  # of Gaussian policies, before squashing
+
+
+# (lowest, highest) value of an hparam; those not named here must be >= 0
+BOUNDS = {
+    "gamma": (0.0, 1.0),
+    "gae_lambda": (0.0, 1.0),
+    "initial_std": (1e-6, float("inf")),
+    "max_grad_norm": (1e-6, float("inf")),
+    "adam_epsilon": (1e-12, 1.0),
+}
+
+
+def make(
+    config: Config,
+    observation_space: SpaceTree,
+    action_space: SpaceTree,
+    critic_space: CriticSpace | None,
+) -> Learner:
+    """A2C for any PyTree of observations, and of Discrete, MultiDiscrete and Box actions.
+
+    Args:
+      config: static choices.
+      observation_space, action_space: the agent's own.
+      critic_space: what the critic reads; None when the team holds the critic, and `advantage` of
+        every rollout is then given from outside.
+    """
+    parts = actor_critic.make_parts(config, observation_space, action_space, critic_space)
+    return Learner(
+        init=partial(actor_critic.init, parts),
+        initial_memory=actor_critic.initial_memory,
+        act=partial(actor_critic.act, parts),
+        act_greedy=partial(actor_critic.act_greedy, parts),
+        update=partial(update, parts),
+        experience="rollout",
+        value=None if critic_space is None else partial(actor_critic.value, parts),
+        log_prob=partial(actor_critic.log_prob, parts),
+        apply_gradients=actor_critic.apply_gradients,
+    )
+
+
+def update(
+    parts: Parts, key: jax.Array, state: State, experience: Rollout, hparams: Hparams
+) -> tuple[State, dict[str, jax.Array]]:
+    """One gradient step of the actor and one of the critic, on the whole rollout."""
+    del key
+    config = parts.config
+
+    def at(kind: str, start: jax.Array, end: jax.Array) -> jax.Array:
+        return schedules.schedule(kind, start, end, hparams.schedule_steps, experience.env_steps)
+
+    rate = at(config.learning_rate_schedule, hparams.learning_rate, hparams.learning_rate_end)
+    entropy_coef = at(config.entropy_schedule, hparams.entropy_coef, hparams.entropy_coef_end)
+    advantage, values = experience.advantage, None
+    if parts.critic_reader is not None:
+        own_advantage, values = actor_critic.evaluate(parts, state, experience, hparams)
+        advantage = own_advantage if advantage is None else advantage
+    grads, metrics = jax.grad(_actor_loss, argnums=1, has_aux=True)(
+        parts, state.actor.params, state, experience, advantage, entropy_coef
+    )
+    metrics["actor_grad_norm"] = optax.tree.norm(grads)
+    metrics |= {"learning_rate": rate, "entropy_coef": entropy_coef}
+    gradients = Gradients(actor=grads)
+    if values is not None:
+        critic_grads, metrics["value_loss"] = jax.grad(_critic_loss, argnums=1, has_aux=True)(
+            parts, state.critic.params, state, values, hparams.value_coef
+        )
+        metrics["critic_grad_norm"] = optax.tree.norm(critic_grads)
+        metrics |= values.metrics
+        gradients = gradients._replace(critic=critic_grads)
+    learned = actor_critic.apply_gradients(state, gradients, hparams, rate)
+    return actor_critic.move_statistics(parts, learned, experience, values), metrics
+
+
+def _actor_loss(
+    parts: Parts,
+    params: Any,
+    state: State,
+    rollout: Rollout,
+    advantage: jax.Array,
+    entropy_coef: jax.Array,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The policy gradient and the entropy bonus (section 4 of the paper)."""
+    config, weight = parts.config, rollout.weight
+    if config.normalize_advantages:
+        advantage = losses.standardise(advantage, weight)
+    if rollout.advantage_weight is not None:
+        advantage = advantage * rollout.advantage_weight
+    features = _live(actor_critic.actor_features(parts, state, rollout.obs), weight)
+    action, raw = _live((rollout.action, rollout.extras["raw"]), weight)
+    outputs = actor_critic.policy_outputs(parts, params, features)
+    log_prob = parts.policy.log_prob(*outputs, rollout.action_mask, action, raw)
+    policy_loss = -losses.weighted_mean(log_prob * _live(advantage, weight), weight)
+    entropy = losses.weighted_mean(parts.policy.entropy(*outputs, rollout.action_mask), weight)
+    return policy_loss - entropy_coef * entropy, {"policy_loss": policy_loss, "entropy": entropy}
+
+
+def _critic_loss(
+    parts: Parts, params: Any, state: State, values: Values, value_coef: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    output = actor_critic.critic_output(parts, params, _live(values.features, values.weight))
+    target = actor_critic.normalise_value(state, values.target)
+    loss = losses.weighted_mean(losses.value_loss(output, target), values.weight)
+    return value_coef * loss, loss
+
+
+def _live(tree: Any, weight: jax.Array) -> Any:
+    """Zeros where `weight` [T, B] is 0: what such a sample holds would reach gradients, as NaN."""
+
+    def clean(x: jax.Array) -> jax.Array:
+        live = jnp.reshape(weight > 0, weight.shape + (1,) * (x.ndim - weight.ndim))
+        return jnp.where(live, x, jnp.zeros((), x.dtype))
+
+    return jax.tree.map(clean, tree)
