@@ -164,7 +164,9 @@ def _step(
     """One gradient step of all mixed groups and their mixers; metrics per group, [S]."""
     state, mixers = carry
     own = tuple(state[index].network.params for index in parts.groups)
-    own_mixers = tuple(x.network.params if x != () else () for x in mixers)
+    own_mixers = tuple(
+        mixers[index].network.params if mixers[index] != () else () for index in parts.indices
+    )
     (own_grads, mixer_grads), (loss, total) = jax.grad(partial(_loss, built, parts), has_aux=True)(
         (own, own_mixers), samples
     )
@@ -191,11 +193,34 @@ def _step(
             "loss": loss[jnp.asarray(team_of)],
             "q_mean": total[jnp.asarray(team_of)],
         }
-    mixers = tuple(
-        mixing.step(built, hparams, members, mixer, grads)
-        for members, mixer, grads in zip(parts.teams, mixers, mixer_grads, strict=True)
-    )
-    return (tuple(states), mixers), tuple(metrics)
+    stepped = list(mixers)
+    for index, members, grads in zip(parts.indices, parts.teams, mixer_grads, strict=True):
+        if grads != ():
+            stepped[index] = _mixer_step(
+                spec, built, hparams, env_steps, states, members, mixers[index], grads
+            )
+    return (tuple(states), tuple(stepped)), tuple(metrics)
+
+
+def _mixer_step(
+    spec: "TeamSpec",
+    built: tuple[Group, ...],
+    hparams: tuple[Any, ...],
+    env_steps: jax.Array,
+    states: Sequence[Any],
+    members: tuple[int, ...],
+    mixer: mixing.MixerState,
+    grads: Any,
+) -> mixing.MixerState:
+    """With hparams, learning rate and moves of the target network of the team's first member."""
+    config = spec.agents[members[0]].config
+    own = mixing.of_member(built, hparams, members[0])
+    rate = q_learning.learning_rate(config, own, env_steps)
+    moves = jnp.bool_(True)
+    if mixer.target_params != ():
+        steps = mixing.of_member(built, tuple(states), members[0]).steps
+        moves = steps % config.target_update_interval == 0
+    return mixing.step(mixer, grads, own, rate, moves)
 
 
 def _next_totals(
@@ -220,7 +245,7 @@ def _next_totals(
     ]
     params = tuple(
         () if x == () else (x.network.params if x.target_params == () else x.target_params)
-        for x in mixers
+        for x in (mixers[index] for index in parts.indices)
     )
     by_position = _by_position(built, parts, values)
     active = _by_agent(rollout.final_active)
@@ -237,7 +262,7 @@ def replay_step(
     hparams: tuple[Any, ...],
 ) -> tuple[tuple[Any, Any], Any]:
     """One gradient step on B windows of T steps: ((states, mixers), metrics)."""
-    parts = mixed(spec, built)
+    parts = mixed(spec, built, on_replay=True)
     view = _view(spec, built, parts, rollout)
     following = _next_totals(spec, built, parts, state, mixers, view, rollout)
     batch = following.shape[-1]
@@ -269,7 +294,7 @@ def update(
     hparams: tuple[Any, ...],
 ) -> tuple[tuple[Any, Any], Any]:
     """Epochs of minibatches on Q(lambda) targets (PQN): ((states, mixers), metrics)."""
-    parts = mixed(spec, built)
+    parts = mixed(spec, built, on_replay=False)
     view = _view(spec, built, parts, rollout)
     following = _next_totals(spec, built, parts, state, mixers, view, rollout)
     targets = []
@@ -282,7 +307,8 @@ def update(
     weight = _weights(parts, active)
     samples = Samples(view.obs, view.action, active, view.state, jnp.stack(targets), weight)
     config = spec.agents[built[parts.groups[0]].positions[0]].config
-    orders = permutations(jax.random.fold_in(key, 2), config.num_epochs, weight.shape[1])
+    key_shuffle = jax.random.split(key)[1]  # the team's, as learners without a mixer have it
+    orders = permutations(key_shuffle, config.num_epochs, weight.shape[1])
     indices = orders.reshape(config.num_epochs * config.num_minibatches, -1)
     step = partial(_minibatch_step, spec, built, parts, hparams, rollout.env_steps, samples)
     carry, metrics = jax.lax.scan(step, (state, mixers), indices)

@@ -183,7 +183,6 @@ def _init(built: tuple[Group, ...], key: jax.Array, hparams: tuple[Any, ...]) ->
 
 def _initial_memory(built: tuple[Group, ...], batch_size: int) -> tuple[Any, ...]:
     """Per group, memories [S, N, B, ...]."""
-
     return tuple(learning.memories(group, batch_size) for group in built)
 
 
@@ -203,17 +202,16 @@ def _act(
 ) -> ActOutput:
     """Actions by agent id, from `acting_keys` [A].
 
-    `inputs.obs` and `inputs.action_mask` are by position; extras are the `GroupSteps` of each
-    group, which `update` wants back.
+    `inputs` has observations, masks and memories per group, [S, N, B, ...]; extras are the
+    `GroupSteps` of each group, which `update` wants back.
     """
     action: dict[int, Any] = {}
     memories, steps = [], []
     for index, group in enumerate(built):
-        masks = inputs.action_mask
-        group_masks = None if masks is None else groups.stack(group, masks)
-        obs = groups.stack(group, inputs.obs)
+        group_masks = None if inputs.action_mask is None else inputs.action_mask[index]
         group_keys = groups.take(keys, group.positions).reshape(group.shape)
-        own = inputs._replace(obs=obs, action_mask=group_masks, memory=inputs.memory[index])
+        obs, memory = inputs.obs[index], inputs.memory[index]
+        own = inputs._replace(obs=obs, action_mask=group_masks, memory=memory)
         out = learning.act_group(group, mode, group_keys, state[index], own, hparams[index])
         action |= groups.unstack(group, out.action)
         memories.append(out.memory)

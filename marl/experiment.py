@@ -1,5 +1,6 @@
 """From a configuration to a run: what the command line does, for Python too."""
 
+import json
 import warnings
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -8,7 +9,7 @@ from typing import Any
 
 from marl import config as configuration
 from marl.config import Config
-from marl.directory import CHECKPOINTS, CONFIG
+from marl.directory import CHECKPOINTS, CONFIG, SUMMARY
 from marl.envs.errors import UsageError
 
 MAY_CHANGE = ("training.total_steps", "training.log_interval", "evaluation", "checkpoint")
@@ -113,7 +114,11 @@ def _check_unfinished(directory: Path, total_steps: int) -> None:
 
     newest = checkpoint.latest(directory / CHECKPOINTS, report=lambda text: None)
     done = 0 if newest is None else checkpoint.read_manifest(newest)["step"]
-    if done >= total_steps:
+    file = directory / SUMMARY
+    summary = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    # a run that was killed after its last checkpoint still lacks its last evaluation
+    complete = summary.get("env_steps") == done and not summary["interrupted"]
+    if done >= total_steps and complete:
         raise UsageError(
             f"the run in {directory} has done {done:,} of {total_steps:,} steps; to go on with it, "
             f"give more, such as training.total_steps={2 * done}"

@@ -61,7 +61,8 @@ def replay_step(
     ]
     following: list[Any] = []
     if any(built[index].contexts[0] for index in which):
-        following = next_actions(spec, built, jax.random.fold_in(key, 0), state, samples, hparams)
+        key_next = jax.random.fold_in(key, 2)  # 0 and 1 are what `split` gives `_learn`
+        following = next_actions(spec, built, key_next, state, samples, hparams)
     return _learn(spec, built, which, key, state, samples, following, hparams)
 
 

@@ -9,12 +9,14 @@ Axes: M samples, S sharing sets of N members, n members of a reward team.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from marl import learning
 from marl.agents import networks
 from marl.agents.optimizer import NetworkState, make_optimizer, step_network
 from marl.envs import spaces
@@ -27,26 +29,33 @@ MIXERS = ("none", "vdn", "qmix")
 
 
 class MixerState(NamedTuple):
-    """Of one reward team; () under VDN and of an agent alone."""
+    """Of one reward team; () under VDN, of an agent alone, and where nothing is mixed."""
 
     network: NetworkState
     target_params: Any  # like network.params, or () where the learners have no target
 
 
 class Mixed(NamedTuple):
-    """What of a team is mixed; static."""
+    """What of a team is mixed and learned together; static."""
 
     groups: tuple[int, ...]  # indices of the groups
-    teams: tuple[tuple[int, ...], ...]  # positions of the members of each reward team
+    indices: tuple[int, ...]  # of the reward teams that they make up
+    teams: tuple[tuple[int, ...], ...]  # positions of the members of each of them
     networks: tuple[Any, ...]  # per team, its mixing network, or None for a sum
 
 
-def mixed(spec: "TeamSpec", built: tuple[Group, ...]) -> Mixed:
-    """The groups of value-based learners, and the reward teams that they make up."""
-    found = tuple(i for i, group in enumerate(built) if group.learner.q_values is not None)
+def mixed(spec: "TeamSpec", built: tuple[Group, ...], on_replay: bool) -> Mixed:
+    """The groups of value-based learners, on replay or on rollouts, and their reward teams."""
+    found = tuple(
+        index
+        for index, group in enumerate(built)
+        if group.learner.q_values is not None and learning.on_replay(group) == on_replay
+    )
     positions = {position for index in found for position in built[index].positions}
-    teams = tuple(m for m in spec.reward_teams.members if positions.issuperset(m))
-    return Mixed(found, teams, tuple(_network(spec, members) for members in teams))
+    every = spec.reward_teams.members
+    indices = tuple(i for i, members in enumerate(every) if positions.issuperset(members))
+    teams = tuple(every[i] for i in indices)
+    return Mixed(found, indices, teams, tuple(_network(spec, members) for members in teams))
 
 
 def _network(spec: "TeamSpec", members: tuple[int, ...]) -> Any:
@@ -58,22 +67,21 @@ def _network(spec: "TeamSpec", members: tuple[int, ...]) -> Any:
 def init(
     spec: "TeamSpec", built: tuple[Group, ...], key: jax.Array, hparams: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """Per mixed team, a `MixerState` or ()."""
-    parts = mixed(spec, built)
-    states: list[Any] = []
-    for network, members in zip(parts.networks, parts.teams, strict=True):
-        if network is None:
-            states.append(())
-            continue
-        own = of_member(built, hparams, members[0])
-        zeros = jnp.zeros((1, _state_size(spec, members)))
-        params = network.init(
-            jax.random.fold_in(key, members[0]), jnp.zeros((1, len(members))), zeros
-        )
-        optimizer = make_optimizer(own, own.learning_rate).init(params)
-        has_target = spec.replay is not None
-        target = jax.tree.map(jnp.copy, params) if has_target else ()
-        states.append(MixerState(NetworkState(params, optimizer), target))
+    """Per reward team, a `MixerState`, or () where no network mixes it."""
+    states: list[Any] = [()] * len(spec.reward_teams.members)
+    for on_replay in (False, True):
+        parts = mixed(spec, built, on_replay)
+        for index, network, members in zip(parts.indices, parts.networks, parts.teams, strict=True):
+            if network is None:
+                continue
+            own = of_member(built, hparams, members[0])
+            zeros = jnp.zeros((1, _state_size(spec, members)))
+            params = network.init(
+                jax.random.fold_in(key, members[0]), jnp.zeros((1, len(members))), zeros
+            )
+            optimizer = make_optimizer(own, own.learning_rate).init(params)
+            target = jax.tree.map(jnp.copy, params) if on_replay else ()
+            states[index] = MixerState(NetworkState(params, optimizer), target)
     return tuple(states)
 
 
@@ -102,9 +110,9 @@ def states(
     return joint.reshape(-1, joint.shape[-1])
 
 
-def of_member(built: tuple[Group, ...], hparams: tuple[Any, ...], position: int) -> Any:
-    """The hparams [] of one agent."""
-    for group, own in zip(built, hparams, strict=True):
+def of_member(built: tuple[Group, ...], trees: tuple[Any, ...], position: int) -> Any:
+    """One agent's of what groups have, [S, ...] each: its hparams [], or its state."""
+    for group, own in zip(built, trees, strict=True):
         for index, members in enumerate(group.sets):
             if position in members:
                 return jax.tree.map(lambda x, i=index: x[i], own)
@@ -117,6 +125,8 @@ def totals(
     """[teams, M]: the mixed values of [M] by position; `mixers` are parameters, or ()."""
 
     def total(network: Any, params: Any, members: tuple[int, ...], read: Any) -> jax.Array:
+        if len(members) == 1:
+            return values[members[0]]  # without a mixer nobody's value is 0 for being away
         own = jnp.stack([jnp.where(active[p], values[p], 0.0) for p in members], -1)
         return jnp.sum(own, -1) if network is None else network.apply(params, own, read)
 
@@ -126,18 +136,20 @@ def totals(
 
 
 def step(
-    built: tuple[Group, ...],
-    hparams: tuple[Any, ...],
-    members: tuple[int, ...],
-    mixer: Any,
-    grads: Any,
-) -> Any:
-    """With the hparams of the team's first member."""
-    if mixer == ():
-        return mixer
-    own = of_member(built, hparams, members[0])
-    network = step_network(mixer.network, grads, own, own.learning_rate)
+    mixer: MixerState, grads: Any, hparams: Any, learning_rate: jax.Array, moves: jax.Array
+) -> MixerState:
+    """One optimiser step.
+
+    Args:
+      mixer: the state of one team.
+      grads: like `mixer.network.params`.
+      hparams: of the team's first member.
+      learning_rate: [] float.
+      moves: [] bool, the target follows now.
+    """
+    network = step_network(mixer.network, grads, hparams, learning_rate)
     if mixer.target_params == ():
         return mixer._replace(network=network)
-    target = optax.incremental_update(network.params, mixer.target_params, own.tau)
+    moved = optax.incremental_update(network.params, mixer.target_params, hparams.tau)
+    target = jax.tree.map(partial(jnp.where, moves), moved, mixer.target_params)
     return MixerState(network, target)

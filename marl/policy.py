@@ -10,7 +10,7 @@ from marl.agents.learner import ActInput
 from marl.dispatch import TeamSpec, acting_keys, lift
 from marl.envs import spaces
 from marl.envs.errors import UsageError
-from marl.rollout import visible
+from marl.rollout import stacked, visible
 
 
 class Policy(NamedTuple):
@@ -108,9 +108,7 @@ def act_once(
     acting = jnp.stack([jnp.asarray(everyone[agent.name])[None] for agent in spec.agents])
     inputs = ActInput(
         obs=visible(spec, batched_obs, acting),
-        action_mask=None
-        if action_mask is None
-        else [batched_mask[agent.name] for agent in spec.agents],
+        action_mask=stacked(spec, batched_mask),
         memory=memory,
         reset=jnp.zeros((1,), bool),
     )

@@ -192,7 +192,6 @@ def act_and_step(
 
     `env_steps` [] are those taken so far; by default schedules of exploration are at their end.
     """
-    lifted = lift(spec)
     inputs = act_input(spec, env, carry)._replace(env_steps=env_steps)
     out = act(keys.act, state, inputs, hparams)
     reads_state = spec.state is not None
@@ -208,11 +207,12 @@ def act_and_step(
     episode = _after_step(spec, carry, reward)
     # at an episode's end only who was cut off is still there to be looked at
     final_active = jnp.where(over, truncated & carry.active, active)
-    final_obs = visible(spec, timestep.final_obs, final_active)
     step = Step(
         steps=out.extras,
-        final_obs=tuple(groups.stack(group, final_obs) for group in lifted.groups),
-        final_action_mask=_final_masks(spec, inputs.action_mask, timestep.final_extras),
+        final_obs=visible(spec, timestep.final_obs, final_active),
+        final_action_mask=stacked(spec, timestep.final_extras["action_mask"])
+        if spec.final_masks and inputs.action_mask is not None
+        else tuple(None for _ in lift(spec).groups),
         reset=carry.reset,
         reward=reward,
         terminated=terminated,
@@ -235,33 +235,33 @@ def act_and_step(
     return carry, step
 
 
-def _final_masks(spec: TeamSpec, masks: Any, final_extras: Any) -> tuple[Any, ...]:
-    """Per group, what is legal in the state that was reached; None where nobody asks."""
-    built = lift(spec).groups
-    if masks is None or not spec.final_masks:
-        return tuple(None for _ in built)
-    by_position = [final_extras["action_mask"][agent.name] for agent in spec.agents]
-    return tuple(groups.stack(group, by_position) for group in built)
-
-
 def act_input(spec: TeamSpec, env: VectorEnv, carry: Carry) -> ActInput:
-    """What the team acts on; observations and masks by position."""
-    mask = env.action_mask(carry.env)
-    masks = None if mask is None else [mask[agent.name] for agent in spec.agents]
+    """What the team acts on; observations, masks and memories are per group."""
+    masks = stacked(spec, env.action_mask(carry.env))
     obs = visible(spec, carry.obs, carry.active)
     return ActInput(obs, masks, carry.memory, carry.reset)
 
 
-def visible(spec: TeamSpec, obs: Any, active: jax.Array) -> list[Any]:
-    """Observations [B, ...] by position; zeros for inactive agents, whose own are never read."""
+def stacked(spec: TeamSpec, by_id: Any) -> Any:
+    """A dict by agent id of [B, ...] as one tree [S, N, B, ...] per group; None stays None."""
+    if by_id is None:
+        return None
+    by_position = [by_id[agent.name] for agent in spec.agents]
+    return tuple(groups.stack(group, by_position) for group in lift(spec).groups)
+
+
+def visible(spec: TeamSpec, obs: Any, active: jax.Array) -> Any:
+    """Observations per group; zeros for inactive agents (`active` [A, B]), which are never read."""
 
     def show(x: jax.Array, mask: jax.Array) -> jax.Array:
-        return jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - 1)), x, jnp.zeros_like(x))
+        return jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - 3)), x, jnp.zeros_like(x))
 
-    return [
-        jax.tree.map(partial(show, mask=active[position]), obs[agent.name])
-        for position, agent in enumerate(spec.agents)
-    ]
+    def show_group(group: Group, tree: Any) -> Any:
+        mask = groups.take(active, group.positions).reshape(*group.shape, -1)
+        return jax.tree.map(partial(show, mask=mask), tree)
+
+    parts = zip(lift(spec).groups, stacked(spec, obs), strict=True)
+    return tuple(show_group(*part) for part in parts)
 
 
 def by_agent(spec: TeamSpec, tree: Any) -> jax.Array:

@@ -89,7 +89,8 @@ def _gradient_steps(
             found = _merged(found, others)
         return (groups, mixers), found
 
-    keys = jax.random.split(jax.random.fold_in(key, 1), spec.replay.updates_per_rollout)
+    # 0, 1 and 2 are taken: `split` in learning.update gives the first two, decomposition folds in 2
+    keys = jax.random.split(jax.random.fold_in(key, 3), spec.replay.updates_per_rollout)
     learned, metrics = jax.lax.scan(step, learned, keys)
     return learned, jax.tree.map(lambda x: jnp.mean(x, 0), metrics)
 

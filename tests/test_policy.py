@@ -17,6 +17,7 @@ from marl.agents.learner import ActInput
 from marl.dispatch import acting_keys
 from marl.envs.errors import UsageError
 from marl.policy import Policy
+from marl.rollout import stacked
 
 SIZES = {"num_envs": 2, "rollout_length": 4, "eval_episodes": 2, "progress": False}
 MIXED = marl.make("toy/heterogeneous")
@@ -59,8 +60,8 @@ def test_a_policy_acts_as_the_team_does(mixed, mode):
     key, policy = jax.random.key(2), policies[mode]
     action, memory = policy(key, obs)
     learner = team.learner
-    by_position = [jax.tree.map(lambda x: x[None], obs[agent]) for agent in MIXED.agents]
-    inputs = ActInput(by_position, None, learner.initial_memory(1), jnp.zeros(1, bool))
+    seen = stacked(team.spec, jax.tree.map(lambda x: x[None], obs))
+    inputs = ActInput(seen, None, learner.initial_memory(1), jnp.zeros(1, bool))
     act = jax.jit(learner.act_greedy if mode == "greedy" else learner.act)
     expected = act(acting_keys(team.spec, key), policy.state, inputs, policy.hparams)
     assert set(action) == set(MIXED.agents)

@@ -77,31 +77,31 @@ def assert_equal_runs(run: Path, other: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_killed_again_and_again_ends_like_one_that_was_not(whole, tmp_path):
-    """The delays reach from before the first checkpoint to its last."""
-    run = tmp_path / "run"
+    """The delays reach from before the first checkpoint to after the last; a run that gets to its
+    end is compared, and another begins."""
     chance = random.Random(0)
-    kills = 0
+    kills, run = 0, tmp_path / "run_0"
     process = start(*SETTINGS, "--out", str(run))
     while kills < KILLS:
-        resumable = checkpoint.latest(run / "checkpoints", lambda text: None) is not None
-        deadline = time.monotonic() + 120
         newest = checkpoint.latest(run / "checkpoints", lambda text: None)
+        deadline = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:
             now = checkpoint.latest(run / "checkpoints", lambda text: None)
             if now is not None and now != newest:  # it trains: kill it at any moment from here
                 time.sleep(chance.random() * 0.3)
                 break
             time.sleep(0.01)
-        if process.poll() is not None:
-            assert process.returncode == 0, process.communicate()[0]
-            break
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        kills += 1
-        assert resumable or newest is None
-        process = start("--resume", str(run))
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            kills += 1
+            process = start("--resume", str(run))
+            continue
+        finish(process)
+        assert_equal_runs(run, whole)
+        run = tmp_path / f"run_{kills}"
+        process = start(*SETTINGS, "--out", str(run))
     finish(process)
-    assert kills
     assert_equal_runs(run, whole)
 
 
