@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from marl import critics
 from marl.envs import spaces
 from marl.groups import Group
 
@@ -17,7 +18,7 @@ def describe(team: Any) -> str:
     shapes = jax.eval_shape(team.learner.init, jax.random.key(0), team.group_hparams())
     for index, group in enumerate(lifted.groups):
         lines += ["", *_describe_group(team, index, group, shapes[index])]
-    lines += ["", *_describe_rewards(team), *_describe_hparams(team)]
+    lines += ["", *_describe_rewards(team), *_describe_replay(team), *_describe_hparams(team)]
     return "\n".join(lines)
 
 
@@ -51,6 +52,14 @@ def _learner_name(algorithm: Any) -> str:
 
 
 def _describe_scope(team: Any, group: Group) -> str:
+    kind = critics.kind(team.spec.agents[group.positions[0]].algorithm)
+    if kind is None:
+        return "nothing: this learner has no critic"
+    others = " and the others' actions" if group.contexts[0] else ""
+    return _describe_observations(team, group) + others
+
+
+def _describe_observations(team: Any, group: Group) -> str:
     def name(source: Any) -> str:
         if source == "self":
             return "own observation" + (" and id" if group.identified else "")
@@ -82,6 +91,19 @@ def _describe_rewards(team: Any) -> list[str]:
         f"{', '.join(team.agents[p] for p in teams.members[i])}"
         for i in pooled
     ]
+
+
+def _describe_replay(team: Any) -> list[str]:
+    spec = team.spec
+    lines = []
+    if spec.mixer != "none":
+        reads = "the global state" if spec.state is not None else "the members' observations"
+        how = {"vdn": "summed (vdn)", "qmix": f"mixed by a network that reads {reads} (qmix)"}
+        lines.append(f"values of a reward team: {how[spec.mixer]}")
+    if spec.replay is not None:
+        sizes = ", ".join(f"{name} {value:,}" for name, value in spec.replay._asdict().items())
+        lines.append(f"replay: {sizes}")
+    return lines
 
 
 def _describe_hparams(team: Any) -> list[str]:

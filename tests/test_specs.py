@@ -226,7 +226,7 @@ def test_agent_ids_are_added_where_parameters_are_shared():
         team = small_team(GAME, **options)
         state = jax.eval_shape(team.learner.init, jax.random.key(0), team.group_hparams())
         shapes[name] = state[0].actor.params["network"]["linear"]["w"].shape
-    assert shapes == {"shared": (1, 1 + 2, 8), "plain": (1, 1, 8), "own": (2, 1, 8)}
+    assert shapes == {"shared": (1, 8, 1 + 2), "plain": (1, 8, 1), "own": (2, 8, 1)}
 
 
 def test_whole_floats_and_lists_are_accepted():
