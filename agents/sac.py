@@ -227,7 +227,11 @@ def soft_value(
     if isinstance(parts.action_space, Box):
         drawn = _policy(parts.action_space).sample(key, mean, log_std, None)
         values = q_critic.outputs(parts.critic, critic, *seen, drawn.action)[..., 0]
-        return jnp.min(values, 0) - temperature * drawn.log_prob, -drawn.log_prob
+        # not `min`: its gradient divides by how often the least value occurs, which is never where
+        # XLA computes the values twice and rounds them differently
+        least = jnp.argmin(values, 0) == jnp.arange(values.shape[0])[:, None]
+        lowest = jnp.sum(jnp.where(least, values, 0.0), 0)
+        return lowest - temperature * drawn.log_prob, -drawn.log_prob
     log_probs = policies.log_probabilities(parts.action_space, mean, view.action_mask)
     probs = jnp.exp(log_probs)
     entropy = -jnp.sum(probs * log_probs, -1)

@@ -77,7 +77,10 @@ def init(
             own = of_member(built, hparams, members[0])
             zeros = jnp.zeros((1, _state_size(spec, members)))
             params = network.init(
-                jax.random.fold_in(key, members[0]), jnp.zeros((1, len(members))), zeros
+                # keys below the number of agents are their learners'
+                jax.random.fold_in(key, len(spec.agents) + members[0]),
+                jnp.zeros((1, len(members))),
+                zeros,
             )
             optimizer = make_optimizer(own, own.learning_rate).init(params)
             target = jax.tree.map(jnp.copy, params) if on_replay else ()

@@ -76,6 +76,7 @@ def assert_equal_runs(run: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300 + 60 * KILLS)
 def test_a_run_killed_again_and_again_ends_like_one_that_was_not(whole, tmp_path):
     """The delays reach from before the first checkpoint to after the last; a run that gets to its
     end is compared, and another begins."""

@@ -1,5 +1,7 @@
 """The optima that the toy environments' docstrings promise."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,6 +71,39 @@ def test_matrices_of_different_shapes_are_refused():
         registry.make("toy/matrix", rows=[[1, 2]], columns=[[1], [2]])
     env = registry.make("toy/matrix", rows=[[1, 2, 3]], columns=[[4, 5, 6]])
     assert env.action_spaces["row"].n == 1 and env.action_spaces["column"].n == 3
+
+
+@pytest.mark.parametrize(
+    ("payoff", "matrix"),
+    [(None, [[0, 1], [1, 8]]), ([[0, 4], [4, 8]], [[0, 4], [4, 8]])],
+)
+def test_the_first_player_chooses_the_matrix_of_the_two_step_game(payoff, matrix):
+    env = registry.make("toy/two_step", **({} if payoff is None else {"payoff": payoff}))
+    for where, then, other in itertools.product((0, 1), repeat=3):
+
+        def policy(obs, mask, where=where, then=then, other=other):
+            first = jnp.where(obs["first"] == 0, where, then)
+            return {"first": first, "second": jnp.where(obs["second"] == 0, 1 - where, other)}
+
+        best = matrix[then][other] if where == 1 else 7
+        assert returns(env, policy, steps=4) == {"first": best, "second": best}
+
+
+def test_both_players_of_the_two_step_game_see_where_they_are():
+    env = registry.make("toy/two_step", safe=3.0).env
+    for where in (0, 1):
+        obs, state = env.reset(jax.random.key(0))
+        assert obs == {"first": 0, "second": 0} and env.global_state(state).tolist() == [1, 0, 0]
+        for step in (0, 1):
+            action = {"first": jnp.int32(where), "second": jnp.int32(0)}
+            timestep, state = env.step(jax.random.key(0), state, action)
+            assert timestep.obs == {"first": 1 + where, "second": 1 + where}
+            assert env.global_state(state).argmax() == 1 + where
+            assert timestep.episode_over == timestep.terminated["second"] == (step == 1)
+            paid = (1 if where else 3) if step == 1 else 0
+            assert timestep.reward == {"first": paid, "second": paid}
+    with pytest.raises(UsageError, match="two rows of two numbers"):
+        registry.make("toy/two_step", payoff=[[1, 2, 3], [4, 5, 6]])
 
 
 def test_roster_pays_by_position_whatever_the_names():
