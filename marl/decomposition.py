@@ -188,7 +188,7 @@ def _step(
 
         args = (state[index], grads, hparams[index])
         states[index], found = groups.over_sets(group, apply, (0, 0, 0), *args)
-        team_of = [_team_of(parts, members[0]) for members in group.sets]
+        team_of = [mixing.team_of(parts, members[0]) for members in group.sets]
         metrics[index] = found | {
             "loss": loss[jnp.asarray(team_of)],
             "q_mean": total[jnp.asarray(team_of)],
@@ -279,7 +279,7 @@ def replay_step(
         active=rollout.active[0],
         state=jax.tree.map(lambda x: x[:batch], view.state),
         target=jnp.stack(targets),
-        weight=_weights(parts, rollout.active[0]),
+        weight=mixing.weights(parts, rollout.active[0]),
     )
     return _step(spec, built, parts, hparams, rollout.env_steps, (state, mixers), firsts)
 
@@ -304,7 +304,7 @@ def update(
         target = returns.q_lambda(reward, value, terminated, truncated, own.gamma, own.q_lambda)
         targets.append(target.reshape(-1))
     active = _by_agent(rollout.active)
-    weight = _weights(parts, active)
+    weight = mixing.weights(parts, active)
     samples = Samples(view.obs, view.action, active, view.state, jnp.stack(targets), weight)
     config = spec.agents[built[parts.groups[0]].positions[0]].config
     key_shuffle = jax.random.split(key)[1]  # the team's, as learners without a mixer have it
@@ -318,12 +318,6 @@ def update(
 def _by_agent(x: jax.Array) -> jax.Array:
     """[T, A, B] to [A, T * B]."""
     return jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1)
-
-
-def _weights(parts: Mixed, active: jax.Array) -> jax.Array:
-    """[teams, M]: 1 where a member is active."""
-    alive = [jnp.any(jnp.stack([active[p] for p in members]), 0) for members in parts.teams]
-    return jnp.stack(alive).astype(jnp.float32)
 
 
 def _minibatch_step(
@@ -348,7 +342,3 @@ def _minibatch_step(
         weight=samples.weight[:, indices],
     )
     return _step(spec, built, parts, hparams, env_steps, carry, batch)
-
-
-def _team_of(parts: Mixed, position: int) -> int:
-    return next(i for i, members in enumerate(parts.teams) if position in members)

@@ -20,29 +20,14 @@ def with_mixer(env: Any, spec: TeamSpec, resolved: Sequence[Resolved]) -> TeamSp
     """Raise UsageError where reward teams cannot be mixed; QMIX reads the global state if any."""
     built, teams = lift(spec).groups, spec.reward_teams
     valued = {p for group in built if group.learner.q_values is not None for p in group.positions}
-    mixable = [members for members in teams.members if len(members) > 1]
-    if not mixable:
+    if all(len(members) == 1 for members in teams.members):
         raise UsageError(
             f"mixer = {spec.mixer!r} mixes the values of a reward team, and every agent is alone "
             "in its team; give reward_teams, as in reward_teams = 'all'"
         )
     for index, members in enumerate(teams.members):
-        names = [spec.agents[p].name for p in members]
-        others = [spec.agents[p].name for p in members if p not in valued]
-        if len(members) > 1 and others:
-            raise UsageError(
-                f"mixer = {spec.mixer!r} needs learners of action values (dqn, pqn) for all of "
-                f"reward team {teams.names[index]}; {', '.join(others)} have none"
-            )
-        if len(members) > 1 and not teams.continues(index):
-            raise UsageError("mixer needs death = 'continue' (or 'auto'): a team has one return")
-        for name in ("gamma", "q_lambda", "tau"):
-            values = {getattr(resolved[p].hparams, name, None) for p in members}
-            if len(values) > 1:
-                raise UsageError(
-                    f"{name} differs among {', '.join(names)}, whose values are mixed to one; "
-                    "give the whole team one value"
-                )
+        if len(members) > 1:
+            _check_mixed_team(spec, index, members, resolved, valued)
     for members in spec.sharing_sets:
         owners = {i for p in members for i, team in enumerate(teams.members) if p in team}
         if len(owners) > 1 and members[0] in valued:
@@ -52,6 +37,41 @@ def with_mixer(env: Any, spec: TeamSpec, resolved: Sequence[Resolved]) -> TeamSp
             )
     state = critics.state_space(env) if spec.mixer == "qmix" else None
     return spec if state is None else dataclasses.replace(spec, state=spaces.signature(state))
+
+
+def _check_mixed_team(
+    spec: TeamSpec,
+    index: int,
+    members: Sequence[int],
+    resolved: Sequence[Resolved],
+    valued: set[int],
+) -> None:
+    """Raise UsageError unless the members of a reward team can learn one value together."""
+    name, names = spec.reward_teams.names[index], [spec.agents[p].name for p in members]
+    others = [spec.agents[p].name for p in members if p not in valued]
+    if others:
+        raise UsageError(
+            f"mixer = {spec.mixer!r} needs learners of action values (dqn, pqn) for all of "
+            f"reward team {name}; {', '.join(others)} have none"
+        )
+    if not spec.reward_teams.continues(index):
+        raise UsageError("mixer needs death = 'continue' (or 'auto'): a team has one return")
+    if len({resolved[p].algorithm for p in members}) > 1:
+        raise UsageError(
+            f"reward team {name} has learners of several kinds; under a mixer all of it must be "
+            "dqn, which learns from replay, or pqn, which learns from rollouts"
+        )
+    for option in ("gamma", "q_lambda", "tau", "num_epochs", "num_minibatches"):
+        if len({_option(resolved[p], option) for p in members}) > 1:
+            raise UsageError(
+                f"{option} differs among {', '.join(names)}, whose values are mixed to one; "
+                "give the whole team one value"
+            )
+
+
+def _option(agent: Resolved, name: str) -> Any:
+    """An hparam or config field; None where the learner has none of that name."""
+    return getattr(agent.hparams, name, getattr(agent.config, name, None))
 
 
 def check_learners(spec: TeamSpec, resolved: Sequence[Resolved]) -> None:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from marl.dispatch import TeamSpec
 
 
+MIXERS = ("none", "vdn", "qmix")
+
+
 def on_replay(group: Group) -> bool:
     """Whether the group learns from replay samples, not from rollouts."""
     return group.learner.experience == "replay"

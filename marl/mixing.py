@@ -25,8 +25,6 @@ from marl.groups import Group
 if TYPE_CHECKING:
     from marl.dispatch import TeamSpec
 
-MIXERS = ("none", "vdn", "qmix")
-
 
 class MixerState(NamedTuple):
     """Of one reward team; () under VDN, of an agent alone, and where nothing is mixed."""
@@ -156,3 +154,14 @@ def step(
     moved = optax.incremental_update(network.params, mixer.target_params, hparams.tau)
     target = jax.tree.map(partial(jnp.where, moves), moved, mixer.target_params)
     return MixerState(network, target)
+
+
+def team_of(parts: Mixed, position: int) -> int:
+    """Number of the mixed team of the agent at `position`."""
+    return next(i for i, members in enumerate(parts.teams) if position in members)
+
+
+def weights(parts: Mixed, active: jax.Array) -> jax.Array:
+    """[teams, M]: 1 where a member is active."""
+    alive = [jnp.any(jnp.stack([active[p] for p in members]), 0) for members in parts.teams]
+    return jnp.stack(alive).astype(jnp.float32)

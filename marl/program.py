@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from marl import mixing, replay, rollout, xla
+from marl import replay, rollout, xla
 from marl.dispatch import TeamSpec, lift
 from marl.envs.vector import VectorEnv
 from marl.rollout import Carry, Episodes, Faults
@@ -27,7 +27,7 @@ class RunState(NamedTuple):
     hparams: Any  # per group, [S]
     carry: Carry
     replay: Any = ()  # state of the replay buffer, or () without one
-    mixers: Any = ()  # per mixed reward team, its mixing network; () without mixers
+    mixers: Any = ()  # per reward team, its mixing network; () without mixers
 
 
 class Metrics(NamedTuple):
@@ -136,6 +136,8 @@ def init_state(spec: ProgramSpec, key: jax.Array, hparams: Any) -> RunState:
     carry = rollout.start(spec.team, vector_env(spec), key_reset)
     state = RunState(key_run, jnp.int32(0), team, hparams, carry)
     if spec.team.mixer != "none":
+        from marl import mixing  # networks take their time to import
+
         mixers = mixing.init(spec.team, lift(spec.team).groups, key_init, hparams)
         state = state._replace(mixers=mixers)
     if spec.team.replay is None:
@@ -178,6 +180,7 @@ def train_step(spec: ProgramSpec, state: RunState) -> tuple[RunState, Metrics]:
     if spec.skip_nan:
         kept = zip(finite, team, state.team, strict=True)
         team = tuple(_where_finite(sets, new, old) for sets, new, old in kept)
+        mixers = _whole_or_old(finite, mixers, state.mixers)
     number = state.update + 1
     state = RunState(state.key, number, team, state.hparams, carry, rows, mixers)
     return state, Metrics(learned.metrics, episodes, faults, finite)
@@ -190,6 +193,13 @@ def _finite_sets(tree: Any) -> jax.Array:
     if not floats:
         return jnp.ones(leaves[0].shape[0] if leaves else 1, bool)
     return jnp.all(jnp.isfinite(jnp.concatenate(floats, 1)), 1)
+
+
+def _whole_or_old(finite: tuple[jax.Array, ...], new: Any, old: Any) -> Any:
+    """The new mixers, if they and all agents are finite: they move together."""
+    leaves = [x for x in jax.tree.leaves(new) if jnp.issubdtype(x.dtype, jnp.floating)]
+    whole = [jnp.all(sets) for sets in finite] + [jnp.all(jnp.isfinite(x)) for x in leaves]
+    return jax.tree.map(partial(jnp.where, jnp.all(jnp.stack(whole))), new, old)
 
 
 def _where_finite(finite: jax.Array, new: Any, old: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from marl import critics, fitting, learning, mixing, patterns
+from marl import critics, fitting, learning, patterns
 from marl.agents.learner import Learner
 from marl.agents.validation import one_of
 from marl.binding import bind_options, bind_replay, resolve_algorithm
@@ -159,7 +159,7 @@ def team(
     agents = tuple(env.agents)
     one_of("reward_pooling", reward_pooling, POOLINGS)
     one_of("death", death, DEATHS)
-    one_of("mixer", mixer, mixing.MIXERS)
+    one_of("mixer", mixer, learning.MIXERS)
     sharing, set_of = named_sets(sharing, agents)
     base = {"learner": learner, "critic": critic, "sharing": sharing, **learner_options}
     resolved = [_resolve_agent(agent, agents, base, set_of, overrides or {}) for agent in agents]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marl import decomposition, learning, replay
+from marl import learning, replay
 from marl.dispatch import TeamSpec, lift
 from marl.experience import TeamRollout
 
@@ -15,7 +15,7 @@ class TeamState(NamedTuple):
     """What the next update of a team needs."""
 
     groups: tuple[Any, ...]  # learner states per group, [S, ...]
-    mixers: Any  # per mixed reward team, its mixing network; () without mixers
+    mixers: Any  # per reward team, its mixing network; () without mixers
     replay: Any  # state of the replay buffer, or () without one
 
 
@@ -41,6 +41,8 @@ def update(
     groups, found = lifted.learner.update(key, state.groups, rollout, hparams)
     mixers = state.mixers
     if _mixes(spec, on_replay=False):
+        from marl import decomposition  # networks take their time to import
+
         (groups, mixers), others = decomposition.update(
             spec, lifted.groups, key, groups, mixers, rollout, hparams
         )
@@ -83,13 +85,15 @@ def _gradient_steps(
         samples = replay.windows_of(windows, memory, env_steps)
         groups, found = learning.replay_step(spec, built, key_step, groups, samples, hparams)
         if _mixes(spec, on_replay=True):
+            from marl import decomposition
+
             (groups, mixers), others = decomposition.replay_step(
                 spec, built, groups, mixers, samples, hparams
             )
             found = _merged(found, others)
         return (groups, mixers), found
 
-    # 0, 1 and 2 are taken: `split` in learning.update gives the first two, decomposition folds in 2
+    # 0 and 1 are taken: `split` gives those two in learning.update; 2 in learning.replay_step
     keys = jax.random.split(jax.random.fold_in(key, 3), spec.replay.updates_per_rollout)
     learned, metrics = jax.lax.scan(step, learned, keys)
     return learned, jax.tree.map(lambda x: jnp.mean(x, 0), metrics)

@@ -15,7 +15,13 @@ def make_group(sets, vectorise=True, identified=True):
     members = tuple(position for positions in sets for position in positions)
     scopes = tuple(("self",) for _ in members)
     return Group(
-        sets, learner=None, identified=identified, scopes=scopes, joint=False, vectorise=vectorise
+        sets,
+        learner=None,
+        identified=identified,
+        contexts=((),) * sum(map(len, sets)),
+        scopes=scopes,
+        joint=False,
+        vectorise=vectorise,
     )
 
 

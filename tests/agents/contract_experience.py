@@ -51,3 +51,13 @@ def is_legal(space: SpaceTree, action: Any, mask: Any) -> bool:
         return bool(np.all(np.take_along_axis(mask, choices + starts, -1)))
 
     return all(jax.tree.leaves(spaces.map_spaces(leaf, space, action, mask)))
+
+
+def counted(function, traces):
+    """`function`, which leaves a note whenever it runs in Python."""
+
+    def wrapped(*args):
+        traces.append("traced")
+        return function(*args)
+
+    return wrapped

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract_experience import is_legal, make_experience, poisoned
+from contract_experience import counted, is_legal, make_experience, poisoned
 from learner_cases import (
     CASES,
     Case,
@@ -49,16 +49,6 @@ class Bench(NamedTuple):
     rollouts: list[Rollout]
     updated: list[list[Any]]  # per agent, the state after 1, 2, ... updates
     metrics: list[Any]  # per agent, of the first update
-
-
-def counted(function, traces):
-    """`function`, which leaves a note whenever it runs in Python."""
-
-    def wrapped(*args):
-        traces.append("traced")
-        return function(*args)
-
-    return wrapped
 
 
 @pytest.fixture(scope="module", params=CASES)
