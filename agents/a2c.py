@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from marl.agents import actor_critic, losses, networks, policies, schedules
@@ -153,11 +152,11 @@ def _actor_loss(
         advantage = losses.standardise(advantage, weight)
     if rollout.advantage_weight is not None:
         advantage = advantage * rollout.advantage_weight
-    features = _live(actor_critic.actor_features(parts, state, rollout.obs), weight)
-    action, raw = _live((rollout.action, rollout.extras["raw"]), weight)
+    features = losses.live(actor_critic.actor_features(parts, state, rollout.obs), weight)
+    action, raw = losses.live((rollout.action, rollout.extras["raw"]), weight)
     outputs = actor_critic.policy_outputs(parts, params, features)
     log_prob = parts.policy.log_prob(*outputs, rollout.action_mask, action, raw)
-    policy_loss = -losses.weighted_mean(log_prob * _live(advantage, weight), weight)
+    policy_loss = -losses.weighted_mean(log_prob * losses.live(advantage, weight), weight)
     entropy = losses.weighted_mean(parts.policy.entropy(*outputs, rollout.action_mask), weight)
     return policy_loss - entropy_coef * entropy, {"policy_loss": policy_loss, "entropy": entropy}
 
@@ -165,17 +164,7 @@ def _actor_loss(
 def _critic_loss(
     parts: Parts, params: Any, state: State, values: Values, value_coef: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    output = actor_critic.critic_output(parts, params, _live(values.features, values.weight))
+    output = actor_critic.critic_output(parts, params, losses.live(values.features, values.weight))
     target = actor_critic.normalise_value(state, values.target)
     loss = losses.weighted_mean(losses.value_loss(output, target), values.weight)
     return value_coef * loss, loss
-
-
-def _live(tree: Any, weight: jax.Array) -> Any:
-    """Zeros where `weight` [T, B] is 0: what such a sample holds would reach gradients, as NaN."""
-
-    def clean(x: jax.Array) -> jax.Array:
-        live = jnp.reshape(weight > 0, weight.shape + (1,) * (x.ndim - weight.ndim))
-        return jnp.where(live, x, jnp.zeros((), x.dtype))
-
-    return jax.tree.map(clean, tree)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from marl.agents import q_learning, returns
+from marl.agents import losses, q_learning, returns
 from marl.agents.learner import ActInput, ActOutput, CriticSpace, Learner, Rollout
 from marl.agents.q_learning import Parts, Samples, State
 from marl.agents.validation import at_least
@@ -120,7 +120,7 @@ def update(
     """One gradient step on the first steps of B windows."""
     del key
     samples = Samples(
-        features=q_learning.replaced(parts.features(_at(experience.obs, 0)), experience.weight[0]),
+        features=losses.live(parts.features(_at(experience.obs, 0)), experience.weight[0]),
         action=q_learning.leaf(parts, experience.action)[0],
         target=targets(parts, state, experience, hparams.gamma),
         weight=experience.weight[0],

@@ -1,5 +1,7 @@
 """Per-sample losses and the weighted mean that reduces them; no agents or configs in here."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -7,6 +9,19 @@ import jax.numpy as jnp
 def weighted_mean(x: jax.Array, weight: jax.Array) -> jax.Array:
     """Mean of `x` over the samples with weight, 0 if there are none; others are never read."""
     return jnp.sum(jnp.where(weight > 0, x * weight, 0.0)) / jnp.maximum(jnp.sum(weight), 1e-8)
+
+
+def live(tree: Any, weight: jax.Array) -> Any:
+    """`tree` [*weight.shape, ...] where there is weight, else 0, for what goes into a network.
+
+    Masking a loss is not enough: the gradient of what a dead sample holds is NaN, if that is.
+    """
+
+    def clean(x: jax.Array) -> jax.Array:
+        mask = jnp.reshape(weight > 0, weight.shape + (1,) * (x.ndim - weight.ndim))
+        return jnp.where(mask, x, jnp.zeros((), x.dtype))
+
+    return jax.tree.map(clean, tree)
 
 
 def standardise(x: jax.Array, weight: jax.Array) -> jax.Array:

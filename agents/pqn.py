@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marl.agents import ppo, q_learning, returns
+from marl.agents import losses, ppo, q_learning, returns
 from marl.agents.learner import CriticSpace, Learner, Rollout
 from marl.agents.q_learning import METRICS, Parts, Samples, State
 from marl.agents.validation import at_least, divisible
@@ -116,7 +116,7 @@ def update(
     config, weight = parts.config, experience.weight
     rate = q_learning.learning_rate(config, hparams, experience.env_steps)
     samples = Samples(
-        features=q_learning.replaced(parts.features(experience.obs), weight),
+        features=losses.live(parts.features(experience.obs), weight),
         action=q_learning.leaf(parts, experience.action),
         target=targets(parts, state, experience, hparams),
         weight=weight,

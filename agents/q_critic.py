@@ -198,7 +198,7 @@ def windows(rollout: Rollout, gamma: jax.Array) -> Batch:
 
     def at(step: Any, *trees: Any) -> Any:
         def leaf(x: jax.Array) -> jax.Array:
-            return _where(weight, x[step, columns // (columns.size // x.shape[1])])
+            return losses.live(x[step, columns // (columns.size // x.shape[1])], weight)
 
         return jax.tree.map(leaf, trees)
 
@@ -212,8 +212,8 @@ def windows(rollout: Rollout, gamma: jax.Array) -> Batch:
     return Batch(
         now=View(*at(0, *now)),
         action=at(0, rollout.action)[0],
-        reward=_where(weight, reward),
-        discount=_where(weight, discount),
+        reward=losses.live(reward, weight),
+        discount=losses.live(discount, weight),
         following=View(*at(last, *following)),
         weight=weight,
     )
@@ -287,8 +287,3 @@ def _flat(space: Space, action: jax.Array) -> tuple[Space, jax.Array]:
 
 def _num_choices(space: Discrete | MultiDiscrete) -> int:
     return space.n if isinstance(space, Discrete) else sum(space.nvec)
-
-
-def _where(weight: jax.Array, x: jax.Array) -> jax.Array:
-    """`x` [B, ...] where there is weight [B], else 0: a network's gradients would show a NaN."""
-    return jnp.where(weight.reshape(-1, *[1] * (x.ndim - 1)) > 0, x, jnp.zeros((), x.dtype))

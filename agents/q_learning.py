@@ -171,16 +171,6 @@ def _legal(q: jax.Array, mask: jax.Array | None) -> jax.Array:
     return jnp.where(mask | ~jnp.any(mask, -1, keepdims=True), q, -jnp.inf)
 
 
-def replaced(features: Features, weight: jax.Array) -> Features:
-    """Zeros where `weight` is 0: what such a sample holds would reach gradients, if it is NaN."""
-
-    def clean(x: jax.Array) -> jax.Array:
-        live = jnp.reshape(weight > 0, weight.shape + (1,) * (x.ndim - weight.ndim))
-        return jnp.where(live, x, jnp.zeros((), x.dtype))
-
-    return jax.tree.map(clean, features)
-
-
 def gradients(parts: Parts, params: Any, samples: Samples) -> tuple[Any, dict[str, jax.Array]]:
     """Gradients of half the weighted mean squared error, and `METRICS`."""
     grads, metrics = jax.grad(_loss, argnums=1, has_aux=True)(parts, params, samples)

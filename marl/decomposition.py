@@ -214,11 +214,11 @@ def _mixer_step(
 ) -> mixing.MixerState:
     """With hparams, learning rate and moves of the target network of the team's first member."""
     config = spec.agents[members[0]].config
-    own = mixing.of_member(built, hparams, members[0])
+    own = groups.of_position(built, hparams, members[0])
     rate = q_learning.learning_rate(config, own, env_steps)
     moves = jnp.bool_(True)
     if mixer.target_params != ():
-        steps = mixing.of_member(built, tuple(states), members[0]).steps
+        steps = groups.of_position(built, tuple(states), members[0]).steps
         moves = steps % config.target_update_interval == 0
     return mixing.step(mixer, grads, own, rate, moves)
 
@@ -269,7 +269,7 @@ def replay_step(
     targets = []
     for members, value in zip(parts.teams, following, strict=True):
         reward, terminated, truncated = (x[:, members[0]] for x in view.result)
-        gamma = mixing.of_member(built, hparams, members[0]).gamma
+        gamma = groups.of_position(built, hparams, members[0]).gamma
         total, discount, last = returns.n_step(reward, terminated, truncated, gamma)
         ahead = value[last, jnp.arange(batch)]
         targets.append(total + jnp.where(discount > 0, discount * ahead, 0.0))
@@ -299,7 +299,7 @@ def update(
     following = _next_totals(spec, built, parts, state, mixers, view, rollout)
     targets = []
     for members, value in zip(parts.teams, following, strict=True):
-        own = mixing.of_member(built, hparams, members[0])
+        own = groups.of_position(built, hparams, members[0])
         reward, terminated, truncated = (x[:, members[0]] for x in view.result)
         target = returns.q_lambda(reward, value, terminated, truncated, own.gamma, own.q_lambda)
         targets.append(target.reshape(-1))

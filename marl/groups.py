@@ -55,6 +55,15 @@ def unstack(group: Group, tree: Any) -> dict[int, Any]:
     }
 
 
+def of_position(built: Sequence[Group], trees: Sequence[Any], position: int) -> Any:
+    """One agent's part of what groups have, [S, ...] each: its hparams, or its state."""
+    for group, tree in zip(built, trees, strict=True):
+        for index, members in enumerate(group.sets):
+            if position in members:
+                return jax.tree.map(lambda x, i=index: x[i], tree)
+    raise AssertionError(f"no group holds position {position}")
+
+
 def over_sets(group: Group, function: Callable[..., Any], in_axes: Any, *args: Any) -> Any:
     """Apply `function` to every sharing set; results lead with [S]. `in_axes` as for `jax.vmap`."""
     if len(group.sets) > 1:

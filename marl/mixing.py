@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from marl import learning
+from marl import groups, learning
 from marl.agents import networks
 from marl.agents.optimizer import NetworkState, make_optimizer, step_network
 from marl.envs import spaces
@@ -72,7 +72,7 @@ def init(
         for index, network, members in zip(parts.indices, parts.networks, parts.teams, strict=True):
             if network is None:
                 continue
-            own = of_member(built, hparams, members[0])
+            own = groups.of_position(built, hparams, members[0])
             zeros = jnp.zeros((1, _state_size(spec, members)))
             params = network.init(
                 # keys below the number of agents are their learners'
@@ -109,15 +109,6 @@ def states(
     vectors = [networks.features(space, x, "flatten").vector for space, x in read]
     joint = jnp.concatenate(vectors, -1)
     return joint.reshape(-1, joint.shape[-1])
-
-
-def of_member(built: tuple[Group, ...], trees: tuple[Any, ...], position: int) -> Any:
-    """One agent's of what groups have, [S, ...] each: its hparams [], or its state."""
-    for group, own in zip(built, trees, strict=True):
-        for index, members in enumerate(group.sets):
-            if position in members:
-                return jax.tree.map(lambda x, i=index: x[i], own)
-    raise AssertionError(f"no group holds position {position}")
 
 
 def totals(

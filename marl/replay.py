@@ -102,7 +102,7 @@ def check_memory(needed: int, available: int | None) -> None:
     if available is None or needed <= available:
         return
     raise UsageError(
-        f"the replay buffer needs {needed:,} bytes and {available:,} are free; lower "
+        f"the replay buffer needs {needed:,} bytes and the device has {available:,}; lower "
         "replay.capacity (transitions of all environments together), or num_seeds"
     )
 

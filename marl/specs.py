@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from marl import critics, fitting, learning, patterns
+from marl import critics, fitting, groups, learning, patterns
 from marl.agents.learner import Learner
 from marl.agents.validation import one_of
 from marl.binding import bind_options, bind_replay, resolve_algorithm
@@ -65,12 +65,7 @@ class Team:
         """One agent's learner state out of the team's."""
         if agent not in self.agents:
             raise KeyError(f"no agent {agent!r}: {nearest(agent, self.agents)}")
-        position = self.agents.index(agent)
-        for group, group_state in zip(self.lifted.groups, state, strict=True):
-            for index, members in enumerate(group.sets):
-                if position in members:
-                    return jax.tree.map(lambda x, i=index: x[i], group_state)
-        raise AssertionError(f"{agent} is in no group")
+        return groups.of_position(self.lifted.groups, state, self.agents.index(agent))
 
     def check(self, batch_shape: tuple[int, int]) -> None:
         """Raise UsageError where a learner cannot learn from (T, number of environments)."""

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from q_reference import SPACE, inputs, linear_state
 
-from marl.agents import dqn, pqn, q_learning
+from marl.agents import dqn, losses, pqn, q_learning
 from marl.agents.learner import CriticSpace
-from marl.agents.q_learning import chosen, greedy_action, greedy_value, replaced
+from marl.agents.q_learning import chosen, greedy_action, greedy_value
 from marl.envs.errors import UsageError
 from marl.envs.spaces import Box, Discrete, MultiDiscrete
 
@@ -57,7 +57,7 @@ def test_only_legal_actions_count():
 
 def test_inputs_without_weight_are_zeros():
     given = q_learning.Features(jnp.full((2, 3), jnp.nan), (jnp.full((2, 1, 1, 2), 7, jnp.uint8),))
-    found = replaced(given, jnp.array([0.0, 0.5]))
+    found = losses.live(given, jnp.array([0.0, 0.5]))
     np.testing.assert_array_equal(found.vector[0], 0.0)
     assert np.all(np.isnan(found.vector[1]))
     np.testing.assert_array_equal(found.images[0].ravel(), [0, 0, 7, 7])
