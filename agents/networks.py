@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from marl.agents.orthogonal import orthogonal
 from marl.envs import spaces
 from marl.envs.spaces import Box, Discrete, Space, SpaceTree
 
@@ -124,7 +125,7 @@ def make_mixer(num_values: int, width: int = 32, hyper_width: int = 64) -> Netwo
     def forward(values: jax.Array, state: jax.Array) -> jax.Array:
         def of_state(size: int, *hidden: int, start: float = 0.0) -> jax.Array:
             x = hk.nets.MLP(hidden, activate_final=True)(state) if hidden else state
-            w_init, b_init = hk.initializers.Orthogonal(0.01), hk.initializers.Constant(start)
+            w_init, b_init = _orthogonal(0.01), hk.initializers.Constant(start)
             return hk.Linear(size, w_init=w_init, b_init=b_init)(x)
 
         even = width**-0.5
@@ -175,7 +176,7 @@ class _Linear(hk.Module):
         self.size, self.scale, self.activation = size, scale, activation
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        w_init = hk.initializers.Orthogonal(self.scale)
+        w_init = _orthogonal(self.scale)
         w = hk.get_parameter("w", (self.size, x.shape[0]), init=w_init)
         b = hk.get_parameter("b", (self.size,), init=jnp.zeros)
         if self.activation is None:
@@ -183,6 +184,11 @@ class _Linear(hk.Module):
         if jax.default_backend() != "cpu":
             return self.activation(w @ x + b[:, None])
         return self.activation((w @ x)[..., None] + b[:, None, None])[..., 0]
+
+
+def _orthogonal(scale: float) -> Any:
+    """A haiku initialiser."""
+    return lambda shape, dtype: orthogonal(hk.next_rng_key(), tuple(shape), scale).astype(dtype)
 
 
 def _head(
@@ -260,7 +266,7 @@ class _Conv3x3(hk.Module):
         self.channels, self.stride = channels, stride
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        w_init = hk.initializers.Orthogonal(np.sqrt(2))
+        w_init = _orthogonal(np.sqrt(2))
         w = hk.get_parameter("w", (9 * x.shape[-1], self.channels), init=w_init)
         b = hk.get_parameter("b", (self.channels,), init=jnp.zeros)
         product = _conv_slices if jax.default_backend() == "cpu" else _conv_lax
