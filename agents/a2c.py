@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from marl.agents import actor_critic, losses, networks, policies, schedules
-from marl.agents.actor_critic import Gradients, Parts, State, Values
-from marl.agents.learner import CriticSpace, Learner, Rollout
+from marl.agents import actor_critic, losses, networks, policies, schedules, state_values
+from marl.agents.actor_critic import Gradients, Parts, State
+from marl.agents.learner import Critic, CriticSpace, Learner, Rollout
+from marl.agents.state_values import Values
 from marl.agents.validation import one_of, positive_integers
 from marl.envs.errors import UsageError
 from marl.envs.spaces import SpaceTree
@@ -88,8 +89,8 @@ def make(
     Args:
       config: static choices.
       observation_space, action_space: the agent's own.
-      critic_space: what the critic reads; None when the team holds the critic, and `advantage` of
-        every rollout is then given from outside.
+      critic_space: what the critic reads; None when the team holds the critic (`make_critic`), and
+        `advantage` of every rollout is then given from outside.
     """
     parts = actor_critic.make_parts(config, observation_space, action_space, critic_space)
     return Learner(
@@ -99,9 +100,22 @@ def make(
         act_greedy=partial(actor_critic.act_greedy, parts),
         update=partial(update, parts),
         experience="rollout",
-        value=None if critic_space is None else partial(actor_critic.value, parts),
+        value=None if critic_space is None else partial(state_values.value, parts),
         log_prob=partial(actor_critic.log_prob, parts),
         apply_gradients=actor_critic.apply_gradients,
+    )
+
+
+critic_options = actor_critic.critic_options
+
+
+def make_critic(config: Config, critic_space: CriticSpace) -> Critic:
+    """A2C's critic by itself, for a team that holds it."""
+    parts = actor_critic.make_parts(config, None, None, critic_space)
+    return Critic(
+        init=partial(actor_critic.init, parts),
+        value=partial(state_values.value, parts),
+        update=partial(_update, parts),
     )
 
 
@@ -110,6 +124,14 @@ def update(
 ) -> tuple[State, dict[str, jax.Array]]:
     """One gradient step of the actor and one of the critic, on the whole rollout."""
     del key
+    state, _, metrics = _update(parts, state, experience, hparams)
+    return state, metrics
+
+
+def _update(
+    parts: Parts, state: State, experience: Rollout, hparams: Hparams
+) -> tuple[State, jax.Array, dict[str, jax.Array]]:
+    """The networks that there are; also the advantages [T, B] before normalisation."""
     config = parts.config
 
     def at(kind: str, start: jax.Array, end: jax.Array) -> jax.Array:
@@ -118,24 +140,27 @@ def update(
     rate = at(config.learning_rate_schedule, hparams.learning_rate, hparams.learning_rate_end)
     entropy_coef = at(config.entropy_schedule, hparams.entropy_coef, hparams.entropy_coef_end)
     advantage, values = experience.advantage, None
+    gradients, metrics = Gradients(), {}
     if parts.critic_reader is not None:
-        own_advantage, values = actor_critic.evaluate(parts, state, experience, hparams)
+        own_advantage, values = state_values.evaluate(parts, state, experience, hparams)
         advantage = own_advantage if advantage is None else advantage
-    grads, metrics = jax.grad(_actor_loss, argnums=1, has_aux=True)(
-        parts, state.actor.params, state, experience, advantage, entropy_coef
-    )
-    metrics["actor_grad_norm"] = optax.tree.norm(grads)
-    metrics |= {"learning_rate": rate, "entropy_coef": entropy_coef}
-    gradients = Gradients(actor=grads)
+    if parts.actor is not None:
+        grads, metrics = jax.grad(_actor_loss, argnums=1, has_aux=True)(
+            parts, state.actor.params, state, experience, advantage, entropy_coef
+        )
+        metrics["actor_grad_norm"] = optax.tree.norm(grads)
+        metrics |= {"learning_rate": rate, "entropy_coef": entropy_coef}
+        gradients = gradients._replace(actor=grads)
     if values is not None:
-        critic_grads, metrics["value_loss"] = jax.grad(_critic_loss, argnums=1, has_aux=True)(
+        grads, metrics["value_loss"] = jax.grad(_critic_loss, argnums=1, has_aux=True)(
             parts, state.critic.params, state, values, hparams.value_coef
         )
-        metrics["critic_grad_norm"] = optax.tree.norm(critic_grads)
+        metrics["critic_grad_norm"] = optax.tree.norm(grads)
         metrics |= values.metrics
-        gradients = gradients._replace(critic=critic_grads)
+        gradients = gradients._replace(critic=grads)
     learned = actor_critic.apply_gradients(state, gradients, hparams, rate)
-    return actor_critic.move_statistics(parts, learned, experience, values), metrics
+    moved = state_values.move_statistics(parts, learned, experience, values)
+    return moved, advantage, metrics
 
 
 def _actor_loss(
@@ -147,6 +172,7 @@ def _actor_loss(
     entropy_coef: jax.Array,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The policy gradient and the entropy bonus (section 4 of the paper)."""
+    assert parts.policy is not None
     config, weight = parts.config, rollout.weight
     if config.normalize_advantages:
         advantage = losses.standardise(advantage, weight)
@@ -165,6 +191,6 @@ def _critic_loss(
     parts: Parts, params: Any, state: State, values: Values, value_coef: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     output = actor_critic.critic_output(parts, params, losses.live(values.features, values.weight))
-    target = actor_critic.normalise_value(state, values.target)
+    target = state_values.normalise_value(state, values.target)
     loss = losses.weighted_mean(losses.value_loss(output, target), values.weight)
     return value_coef * loss, loss

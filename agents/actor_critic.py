@@ -5,6 +5,7 @@ observations and values are frozen while acting and learning, and move once afte
 the policy that learns is the policy that acted.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marl.agents import losses, networks, returns, statistics
+from marl.agents import networks, statistics
 from marl.agents.learner import ActInput, ActOutput, CriticSpace, Rollout
 from marl.agents.networks import Features, Network, NetworkSpec
 from marl.agents.optimizer import NetworkState, make_optimizer, step_network
@@ -24,7 +25,7 @@ from marl.envs.spaces import SpaceTree
 class State(NamedTuple):
     """What the next step of one agent (or sharing set) needs."""
 
-    actor: NetworkState  # params: {"network": ..., "log_std": [num_scales]}
+    actor: Any  # NetworkState of {"network": ..., "log_std": [num_scales]}; () in a critic alone
     critic: Any  # NetworkState, or () when the team holds the critic
     obs_statistics: Any  # RunningStatistics [D] of the actor's input, or ()
     critic_obs_statistics: Any  # the same of the critic's input
@@ -40,71 +41,64 @@ class Reader(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What a learner's `make` captures: static, never inside a state."""
+    """What a learner's `make` captures: static, never inside a state.
+
+    A learner whose critic the team holds has no `critic_reader`; a critic by itself has no `policy`
+    and no `actor_reader`.
+    """
 
     config: Any  # with the fields of `ppo.Config` that name networks and normalisation
-    policy: Policy
-    actor: Network
+    policy: Policy | None
+    actor: Network | None
     critic: Network
-    actor_reader: Reader
-    critic_reader: Reader | None  # None when the team holds the critic
-
-
-class Values(NamedTuple):
-    """Of a whole rollout, from one pass of the critic; B is the critic's own batch here."""
-
-    features: Features  # [T, B, ...], normalised
-    output: jax.Array  # [T, B] in units of the critic's output
-    target: jax.Array  # [T, B] in units of the return
-    weight: jax.Array  # [T, B]
-    metrics: dict[str, jax.Array]
+    actor_reader: Reader | None
+    critic_reader: Reader | None
 
 
 def make_parts(
     config: Any,
-    observation_space: SpaceTree,
-    action_space: SpaceTree,
+    observation_space: SpaceTree | None,
+    action_space: SpaceTree | None,
     critic_space: CriticSpace | None,
 ) -> Parts:
-    """Networks for one agent's spaces."""
-    policy = Policy(action_space, config.box_policy)
+    """Networks for one agent's spaces; without its own spaces, those of a critic alone."""
 
     def network(hidden_sizes: tuple[int, ...], num_outputs: int, scale: float) -> Network:
         spec = NetworkSpec(hidden_sizes, config.activation, config.torso, num_outputs, scale)
         return networks.make_network(spec)
 
+    def reader(space: SpaceTree) -> Reader:
+        return Reader(
+            features=partial(networks.features, space, image_encoder=config.image_encoder),
+            zeros=networks.zero_features(space, config.image_encoder),
+            continuous=networks.continuous_mask(space, config.image_encoder),
+        )
+
+    policy = None if action_space is None else Policy(action_space, config.box_policy)
     return Parts(
         config=config,
         policy=policy,
-        actor=network(config.hidden_sizes, policy.num_outputs, 0.01),
+        actor=None if policy is None else network(config.hidden_sizes, policy.num_outputs, 0.01),
         critic=network(config.critic_hidden_sizes or config.hidden_sizes, 1, 1.0),
-        actor_reader=_reader(observation_space, config.image_encoder),
-        critic_reader=None
-        if critic_space is None
-        else _reader(critic_space.observations, config.image_encoder),
-    )
-
-
-def _reader(space: SpaceTree, image_encoder: str) -> Reader:
-    return Reader(
-        features=partial(networks.features, space, image_encoder=image_encoder),
-        zeros=networks.zero_features(space, image_encoder),
-        continuous=networks.continuous_mask(space, image_encoder),
+        actor_reader=None if observation_space is None else reader(observation_space),
+        critic_reader=None if critic_space is None else reader(critic_space.observations),
     )
 
 
 def init(parts: Parts, key: jax.Array, hparams: Any) -> State:
-    """A fresh state."""
+    """A fresh state of the networks that there are."""
     key_actor, key_critic = jax.random.split(key)
-    config, reader = parts.config, parts.critic_reader
-    optimizer = make_optimizer(hparams, hparams.learning_rate)
-    actor = {
-        "network": parts.actor.init(key_actor, parts.actor_reader.zeros),
-        "log_std": jnp.full((parts.policy.num_scales,), jnp.log(hparams.initial_std)),
-    }
+    config, optimizer = parts.config, make_optimizer(hparams, hparams.learning_rate)
+    actor: Any = ()
+    if parts.actor is not None and parts.actor_reader is not None and parts.policy is not None:
+        params = {
+            "network": parts.actor.init(key_actor, parts.actor_reader.zeros),
+            "log_std": jnp.full((parts.policy.num_scales,), jnp.log(hparams.initial_std)),
+        }
+        actor = NetworkState(params, optimizer.init(params))
     critic: Any = ()
-    if reader is not None:
-        params = parts.critic.init(key_critic, reader.zeros)
+    if parts.critic_reader is not None:
+        params = parts.critic.init(key_critic, parts.critic_reader.zeros)
         critic = NetworkState(params, optimizer.init(params))
 
     def fresh(reader: Reader | None) -> Any:
@@ -113,12 +107,40 @@ def init(parts: Parts, key: jax.Array, hparams: Any) -> State:
         return statistics.init(reader.zeros.vector.shape[-1:])
 
     return State(
-        actor=NetworkState(actor, optimizer.init(actor)),
+        actor=actor,
         critic=critic,
         obs_statistics=fresh(parts.actor_reader),
-        critic_obs_statistics=fresh(reader),
+        critic_obs_statistics=fresh(parts.critic_reader),
         value_statistics=statistics.init() if config.normalize_values else (),
     )
+
+
+# of a config and of hparams: what only the actor reads; a critic's learning rate is scaled
+_ACTORS_OWN = {
+    "box_policy",
+    "clip_epsilon",
+    "critic_learning_rate_scale",
+    "entropy_coef",
+    "entropy_coef_end",
+    "entropy_schedule",
+    "hidden_sizes",
+    "initial_std",
+    "learning_rate",
+    "learning_rate_end",
+    "normalize_advantages",
+}
+
+
+def critic_options(config: Any, hparams: Any) -> dict[str, Any]:
+    """What a critic depends on, by name; agents that share one apart from actors agree in it."""
+    options = dataclasses.asdict(config) | hparams._asdict()
+    scale = hparams.critic_learning_rate_scale
+    options = {name: value for name, value in options.items() if name not in _ACTORS_OWN}
+    return options | {
+        "critic_hidden_sizes": config.critic_hidden_sizes or config.hidden_sizes,
+        "learning_rate * critic_learning_rate_scale": hparams.learning_rate * scale,
+        "learning_rate_end * critic_learning_rate_scale": hparams.learning_rate_end * scale,
+    }
 
 
 def initial_memory(batch_size: int) -> Any:
@@ -130,6 +152,7 @@ def initial_memory(batch_size: int) -> Any:
 def act(parts: Parts, key: jax.Array, state: State, inputs: ActInput, hparams: Any) -> ActOutput:
     """Sample actions [B]; extras carry the log-probability and the samples before squashing."""
     del hparams
+    assert parts.policy is not None
     outputs = policy_outputs(parts, state.actor.params, actor_features(parts, state, inputs.obs))
     drawn = parts.policy.sample(key, *outputs, inputs.action_mask)
     extras = {"log_prob": drawn.log_prob, "raw": drawn.raw}
@@ -141,19 +164,15 @@ def act_greedy(
 ) -> ActOutput:
     """The mode of the policy."""
     del key, hparams
+    assert parts.policy is not None
     outputs = policy_outputs(parts, state.actor.params, actor_features(parts, state, inputs.obs))
     action = parts.policy.mode(*outputs, inputs.action_mask)
     return ActOutput(action=action, memory=inputs.memory, extras=())
 
 
-def value(parts: Parts, state: State, critic_obs: Any) -> jax.Array:
-    """State values [...] in the units of the return."""
-    features = critic_features(parts, state, critic_obs)
-    return denormalise_value(state, critic_output(parts, state.critic.params, features))
-
-
 def log_prob(parts: Parts, state: State, experience: Rollout) -> jax.Array:
     """Log-probability [T, B] of the rollout's actions under `state`."""
+    assert parts.policy is not None
     features = actor_features(parts, state, experience.obs)
     outputs = policy_outputs(parts, state.actor.params, features)
     return parts.policy.log_prob(
@@ -187,6 +206,7 @@ def apply_gradients(
 
 def actor_features(parts: Parts, state: State, obs: Any) -> Features:
     """The actor's input, normalised."""
+    assert parts.actor_reader is not None
     return _normalise(parts.actor_reader, state.obs_statistics, obs)
 
 
@@ -198,91 +218,13 @@ def critic_features(parts: Parts, state: State, critic_obs: Any) -> Features:
 
 def policy_outputs(parts: Parts, params: Any, features: Features) -> tuple[jax.Array, jax.Array]:
     """What `Policy` takes: the network's outputs and log_std."""
+    assert parts.actor is not None
     return parts.actor.apply(params["network"], features), params["log_std"]
 
 
 def critic_output(parts: Parts, params: Any, features: Features) -> jax.Array:
     """Values [...] in units of the critic's output."""
     return parts.critic.apply(params, features)[..., 0]
-
-
-def evaluate(
-    parts: Parts, state: State, rollout: Rollout, hparams: Any
-) -> tuple[jax.Array, Values]:
-    """Advantages [T, B] of the actor's batch, and the critic's values and targets.
-
-    Where N agents are folded into the actor's batch and the critic's input is common to them, the
-    critic runs once on [T, B / N] and its value counts for each; the agents have one reward then,
-    and the critic's target is the mean of theirs.
-    """
-    features = critic_features(parts, state, rollout.critic_obs)
-    final = critic_features(parts, state, rollout.final_critic_obs)
-    # one after the other by one program, which is half as much to compile
-    both = jax.tree.map(lambda x, y: jnp.stack([x, y]), features, final)
-    output, next_output = jax.lax.map(partial(critic_output, parts, state.critic.params), both)
-    fold = rollout.reward.shape[1] // output.shape[1]
-    estimate, following = (
-        jnp.repeat(denormalise_value(state, x), fold, axis=1) for x in (output, next_output)
-    )
-    advantage, target = returns.gae(
-        rollout.reward,
-        estimate,
-        following,
-        rollout.terminated,
-        rollout.truncated,
-        hparams.gamma,
-        hparams.gae_lambda,
-    )
-    metrics = {
-        "explained_variance": losses.explained_variance(estimate, target, rollout.weight),
-        "value_mean": losses.weighted_mean(estimate, rollout.weight),
-    }
-    target, weight = _unfold(target, rollout.weight, fold)
-    return advantage, Values(features, output, target, weight, metrics)
-
-
-def _unfold(target: jax.Array, weight: jax.Array, fold: int) -> tuple[jax.Array, jax.Array]:
-    """Targets [T, B * N] averaged over the N folded agents, and the share of them that counts."""
-    if fold == 1:
-        return jnp.where(weight > 0, target, 0.0), weight  # NaN would reach the loss's gradient
-    targets = target.reshape(target.shape[0], -1, fold)
-    weights = weight.reshape(weight.shape[0], -1, fold)
-    total = jnp.sum(weights, -1)
-    mean = jnp.sum(jnp.where(weights > 0, targets * weights, 0.0), -1) / jnp.maximum(total, 1e-8)
-    return mean, total / fold
-
-
-def move_statistics(parts: Parts, state: State, rollout: Rollout, values: Values | None) -> State:
-    """Merge a rollout into the statistics, once, after the last epoch."""
-    config = parts.config
-    if config.normalize_observations:
-        vector = parts.actor_reader.features(rollout.obs).vector
-        merged = statistics.merge(state.obs_statistics, vector, rollout.weight)
-        state = state._replace(obs_statistics=merged)
-    if values is None or parts.critic_reader is None:
-        return state
-    if config.normalize_observations:
-        vector = parts.critic_reader.features(rollout.critic_obs).vector
-        merged = statistics.merge(state.critic_obs_statistics, vector, values.weight)
-        state = state._replace(critic_obs_statistics=merged)
-    if config.normalize_values:
-        merged = statistics.merge(state.value_statistics, values.target, values.weight)
-        state = state._replace(value_statistics=merged)
-    return state
-
-
-def normalise_value(state: State, x: jax.Array) -> jax.Array:
-    """From units of the return to those of the critic's output."""
-    if not isinstance(state.value_statistics, RunningStatistics):
-        return x
-    return statistics.normalise(state.value_statistics, x)
-
-
-def denormalise_value(state: State, x: jax.Array) -> jax.Array:
-    """From units of the critic's output to those of the return."""
-    if not isinstance(state.value_statistics, RunningStatistics):
-        return x
-    return statistics.denormalise(state.value_statistics, x)
 
 
 def _normalise(reader: Reader, stats: Any, obs: Any) -> Features:

@@ -12,7 +12,10 @@ An *algorithm* is anything with the attributes `Config`, `Hparams` and `make` (a
 floats, all with defaults (their ranges in the optional mapping `BOUNDS`), and `make(config,
 observation_space, action_space, critic_space)`, which returns a `Learner`. The optional attribute
 `CRITIC` says what its critic takes: "value" (the default) for state values, "q" for action values
-of other agents' actions too, None for a learner without a critic of its own.
+of other agents' actions too, None for a learner without a critic of its own. An algorithm whose
+critic may be held apart from its actors has `make_critic(config, critic_space)`, which returns a
+`Critic`, and `critic_options(config, hparams)`, a dict of what that depends on; its `make` then
+takes None for `critic_space`.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -154,6 +157,25 @@ class Learner(NamedTuple):
     apply_gradients: ApplyGradientsFn | None = None
     next_action: ActFn | None = None  # of the target policy, for other agents' Q-critics
     check: CheckFn | None = None
+
+
+class CriticUpdateFn(Protocol):
+    def __call__(
+        self, state: Any, experience: Rollout, hparams: Any
+    ) -> tuple[Any, jax.Array, dict[str, jax.Array]]:
+        """Learn from `experience`, of which nothing of actors is read.
+
+        Returns the next state, the advantages [T, B] under the state that came in, and metrics.
+        """
+        ...
+
+
+class Critic(NamedTuple):
+    """State values by themselves: a critic that a team holds, apart from actors."""
+
+    init: InitFn
+    value: ValueFn
+    update: CriticUpdateFn
 
 
 class Algorithm(Protocol):

@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from marl.agents import actor_critic, losses, networks, policies, schedules
-from marl.agents.actor_critic import Gradients, Parts, State, Values
-from marl.agents.learner import CriticSpace, Learner, Rollout
+from marl.agents import actor_critic, losses, networks, policies, schedules, state_values
+from marl.agents.actor_critic import Gradients, Parts, State
+from marl.agents.learner import Critic, CriticSpace, Learner, Rollout
 from marl.agents.networks import Features
+from marl.agents.state_values import Values
 from marl.agents.validation import at_least, divisible, one_of, positive_integers
 from marl.envs.errors import UsageError
 from marl.envs.spaces import SpaceTree
@@ -89,16 +90,9 @@ BOUNDS = {
 }
 
 
-# of a minibatch; those of the critic stand last, and are missing when the team holds the critic
-_METRICS = (
-    "policy_loss",
-    "entropy",
-    "approx_kl",
-    "clip_fraction",
-    "actor_grad_norm",
-    "value_loss",
-    "critic_grad_norm",
-)
+# of a minibatch, in the order of its vector
+_ACTOR_METRICS = ("policy_loss", "entropy", "approx_kl", "clip_fraction", "actor_grad_norm")
+_CRITIC_METRICS = ("value_loss", "critic_grad_norm")
 
 
 class Batch(NamedTuple):
@@ -140,8 +134,8 @@ def make(
     Args:
       config: static choices.
       observation_space, action_space: the agent's own.
-      critic_space: what the critic reads; None when the team holds the critic, and `advantage` of
-        every rollout is then given from outside.
+      critic_space: what the critic reads; None when the team holds the critic (`make_critic`), and
+        `advantage` of every rollout is then given from outside.
     """
     parts = actor_critic.make_parts(config, observation_space, action_space, critic_space)
     return Learner(
@@ -151,10 +145,23 @@ def make(
         act_greedy=partial(actor_critic.act_greedy, parts),
         update=partial(update, parts),
         experience="rollout",
-        value=None if critic_space is None else partial(actor_critic.value, parts),
+        value=None if critic_space is None else partial(state_values.value, parts),
         log_prob=partial(actor_critic.log_prob, parts),
         apply_gradients=actor_critic.apply_gradients,
         check=partial(check, config),
+    )
+
+
+critic_options = actor_critic.critic_options
+
+
+def make_critic(config: Config, critic_space: CriticSpace) -> Critic:
+    """PPO's critic by itself, for a team that holds it."""
+    parts = actor_critic.make_parts(config, None, None, critic_space)
+    return Critic(
+        init=partial(actor_critic.init, parts),
+        value=partial(state_values.value, parts),
+        update=partial(_update, parts),
     )
 
 
@@ -169,20 +176,30 @@ def update(
 ) -> tuple[State, dict[str, jax.Array]]:
     """`num_epochs` passes over the rollout in minibatches."""
     del key  # the order of samples comes from `experience.shuffle_key`
+    state, _, metrics = _update(parts, state, experience, hparams)
+    return state, metrics
+
+
+def _update(
+    parts: Parts, state: State, experience: Rollout, hparams: Hparams
+) -> tuple[State, jax.Array, dict[str, jax.Array]]:
+    """The networks that there are; also the advantages [T, B] before normalisation."""
     config = parts.config
     scheduled = _schedules(config, hparams, experience.env_steps)
     advantage, values = experience.advantage, None
     if parts.critic_reader is not None:
-        own_advantage, values = actor_critic.evaluate(parts, state, experience, hparams)
+        own_advantage, values = state_values.evaluate(parts, state, experience, hparams)
         advantage = own_advantage if advantage is None else advantage
-    batch = _actor_batch(parts, state, experience, advantage)
+    batch = None if parts.actor is None else _actor_batch(parts, state, experience, advantage)
     critic_batch = None if values is None else _critic_batch(state, values)
     step = partial(_minibatch_step, parts, hparams, scheduled, batch, critic_batch)
     indices = _shuffled(experience.shuffle_key, config, batch, critic_batch)
     state, rows = jax.lax.scan(step, state, indices)
-    metrics = dict(zip(_METRICS, jnp.mean(rows, 0), strict=False)) | scheduled._asdict()
+    names = [*(_ACTOR_METRICS if batch else ()), *(_CRITIC_METRICS if critic_batch else ())]
+    metrics = dict(zip(names, jnp.mean(rows, 0), strict=True))
+    metrics |= scheduled._asdict() if batch else {}
     metrics |= {} if values is None else values.metrics
-    return actor_critic.move_statistics(parts, state, experience, values), metrics
+    return state_values.move_statistics(parts, state, experience, values), advantage, metrics
 
 
 def _schedules(config: Config, hparams: Hparams, env_steps: jax.Array) -> Scheduled:
@@ -213,7 +230,7 @@ def _actor_batch(parts: Parts, state: State, rollout: Rollout, advantage: jax.Ar
 
 
 def _critic_batch(state: State, values: Values) -> CriticBatch:
-    target = actor_critic.normalise_value(state, values.target)
+    target = state_values.normalise_value(state, values.target)
     return _flatten(CriticBatch(values.features, target, values.output, values.weight))
 
 
@@ -221,36 +238,40 @@ def _minibatch_step(
     parts: Parts,
     hparams: Hparams,
     scheduled: Scheduled,
-    actor_samples: Batch,
+    actor_samples: Batch | None,
     critic_samples: CriticBatch | None,
     state: State,
-    indices: tuple[jax.Array, jax.Array | None],
+    indices: tuple[jax.Array | None, jax.Array | None],
 ) -> tuple[State, jax.Array]:
-    """One gradient step of the actor and one of the critic; the body of the scan.
+    """One gradient step of the networks that there are; the body of the scan.
 
-    Metrics are those of `_METRICS` that there are, in this order.
+    Metrics are those of `_ACTOR_METRICS`, then of `_CRITIC_METRICS`.
     """
-    batch = jax.tree.map(lambda x: x[indices[0]], actor_samples)
-    actor_grads, metrics = jax.grad(_actor_loss, argnums=1, has_aux=True)(
-        parts, state.actor.params, batch, hparams.clip_epsilon, scheduled.entropy_coef
-    )
-    metrics["actor_grad_norm"] = optax.tree.norm(actor_grads)
-    grads = Gradients(actor=actor_grads)
+    grads, metrics = Gradients(), {}
+    names: tuple[str, ...] = ()
+    if actor_samples is not None:
+        batch = jax.tree.map(lambda x: x[indices[0]], actor_samples)
+        actor_grads, metrics = jax.grad(_actor_loss, argnums=1, has_aux=True)(
+            parts, state.actor.params, batch, hparams.clip_epsilon, scheduled.entropy_coef
+        )
+        metrics["actor_grad_norm"] = optax.tree.norm(actor_grads)
+        grads, names = grads._replace(actor=actor_grads), _ACTOR_METRICS
     if critic_samples is not None:
         critic_batch = jax.tree.map(lambda x: x[indices[1]], critic_samples)
         critic_grads, metrics["value_loss"] = jax.grad(_critic_loss, argnums=1, has_aux=True)(
             parts, state.critic.params, critic_batch, hparams
         )
         metrics["critic_grad_norm"] = optax.tree.norm(critic_grads)
-        grads = grads._replace(critic=critic_grads)
+        grads, names = grads._replace(critic=critic_grads), (*names, *_CRITIC_METRICS)
     state = actor_critic.apply_gradients(state, grads, hparams, scheduled.learning_rate)
     # one vector leaves the scan, not one array per metric: fewer kernels to compile
-    return state, jnp.stack([metrics[name] for name in _METRICS if name in metrics])
+    return state, jnp.stack([metrics[name] for name in names])
 
 
 def _actor_loss(
     parts: Parts, params: Any, batch: Batch, clip_epsilon: jax.Array, entropy_coef: jax.Array
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    assert parts.policy is not None
     outputs = actor_critic.policy_outputs(parts, params, batch.features)
     new_log_prob = parts.policy.log_prob(*outputs, batch.mask, batch.action, batch.raw)
     # an unweighted sample may hold anything: its ratio is set to 1 before the exponential
@@ -283,22 +304,23 @@ def _critic_loss(
 
 
 def _shuffled(
-    key: jax.Array, config: Config, actor_samples: Batch, critic_samples: CriticBatch | None
-) -> tuple[jax.Array, jax.Array | None]:
+    key: jax.Array, config: Config, actor_samples: Batch | None, critic_samples: CriticBatch | None
+) -> tuple[jax.Array | None, jax.Array | None]:
     """Sample indices [num_epochs * num_minibatches, samples per minibatch] of actor and critic."""
 
     def indices(key: jax.Array, size: int) -> jax.Array:
         orders = permutations(key, config.num_epochs, size)
         return orders.reshape(config.num_epochs * config.num_minibatches, -1)
 
-    size = actor_samples.weight.shape[0]
-    actor = indices(key, size)
+    actor = None if actor_samples is None else indices(key, actor_samples.weight.shape[0])
     if critic_samples is None:
         return actor, None
-    critic_size = critic_samples.weight.shape[0]
-    if critic_size == size:
-        return actor, actor
-    return actor, indices(jax.random.fold_in(key, 1), critic_size)
+    size = critic_samples.weight.shape[0]
+    if actor is None:
+        return None, indices(key, size)
+    return actor, actor if actor.size == config.num_epochs * size else indices(
+        jax.random.fold_in(key, 1), size
+    )
 
 
 def permutations(key: jax.Array, number: int, size: int) -> jax.Array:

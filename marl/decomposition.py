@@ -48,20 +48,12 @@ class _View(NamedTuple):
 def _view(spec: "TeamSpec", built: tuple[Group, ...], parts: Mixed, rollout: TeamRollout) -> _View:
     observations = experience.by_position(built, [steps.obs for steps in rollout.steps])
     finals = experience.by_position(built, rollout.final_obs)
-    result = rewards.outcome(
-        spec.reward_teams,
-        rollout.reward,
-        rollout.terminated,
-        rollout.truncated,
-        rollout.active,
-        rollout.episode_over,
-    )
+    result = experience.outcome(spec.reward_teams, rollout)
     own = []
     for index in parts.groups:
         seen = Seen(observations, finals, (), ())
-        found, _ = experience.of_group(
-            built[index], rollout, index, result, seen, jax.random.key(0)
-        )
+        key = jax.random.key(0)  # nobody draws from it
+        found, _ = experience.of_group(built[index], rollout, index, result, seen, key, {})
         own.append(found)
     flat = [partial(_by_sample, built[index]) for index in parts.groups]
 

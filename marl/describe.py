@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from marl import critics
+from marl import critics, sequential
 from marl.envs import spaces
 from marl.groups import Group
 
@@ -18,23 +18,40 @@ def describe(team: Any) -> str:
     shapes = jax.eval_shape(team.learner.init, jax.random.key(0), team.group_hparams())
     for index, group in enumerate(lifted.groups):
         lines += ["", *_describe_group(team, index, group, shapes[index])]
-    lines += ["", *_describe_rewards(team), *_describe_replay(team), *_describe_hparams(team)]
+    for group, state in zip(lifted.critics, shapes[len(lifted.groups) :], strict=True):
+        lines += ["", *_describe_critics(team, group, state)]
+    lines += ["", *_describe_rewards(team), *_describe_learning(team), *_describe_hparams(team)]
     return "\n".join(lines)
+
+
+def _describe_critics(team: Any, group: Group, state: Any) -> list[str]:
+    """Critics that the team holds apart from actors."""
+    sets = [", ".join(team.agents[p] for p in members) for members in group.sets]
+    return [
+        f"critics of the team: {'; '.join(sets)}",
+        f"  stacked       {_stacked(group)}",
+        f"  reads         {_describe_observations(team, group)}",
+        f"  parameters    {_count(state) // len(group.sets):,} per critic",
+    ]
+
+
+def _stacked(group: Group) -> str:
+    num_sets, num_members = group.shape
+    how = f"{num_sets} parameter sets" if num_sets > 1 else "one parameter set"
+    if num_members > 1:
+        how += f"{', each' * (num_sets > 1)} shared by {num_members} agents"
+    return how + (", vmapped" if group.vectorise and max(group.shape) > 1 else ", not vmapped")
 
 
 def _describe_group(team: Any, index: int, group: Group, state: Any) -> list[str]:
     names = team.agents
     first = team.spec.agents[group.positions[0]]
     num_sets, num_members = group.shape
-    how = f"{num_sets} parameter sets" if num_sets > 1 else "one parameter set"
-    if num_members > 1:
-        how += f"{', each' * (num_sets > 1)} shared by {num_members} agents"
-    how += ", vmapped" if group.vectorise and max(group.shape) > 1 else ", not vmapped"
     reason = team.lifted.reasons[index]
     per = "set" if num_members > 1 else "agent"
     lines = [
         f"group {index}: {', '.join(names[p] for p in group.positions)}",
-        f"  stacked       {how}",
+        f"  stacked       {_stacked(group)}",
         f"  learner       {_learner_name(first.algorithm)}",
         f"  observation   {spaces.describe(spaces.from_signature(first.observation))}"
         + (" + agent id" if group.identified else ""),
@@ -55,6 +72,8 @@ def _describe_scope(team: Any, group: Group) -> str:
     kind = critics.kind(team.spec.agents[group.positions[0]].algorithm)
     if kind is None:
         return "nothing: this learner has no critic"
+    if group.held:
+        return "see the critics of the team below"
     others = " and the others' actions" if group.contexts[0] else ""
     return _describe_observations(team, group) + others
 
@@ -93,9 +112,13 @@ def _describe_rewards(team: Any) -> list[str]:
     ]
 
 
-def _describe_replay(team: Any) -> list[str]:
-    spec = team.spec
+def _describe_learning(team: Any) -> list[str]:
+    spec, lifted = team.spec, team.lifted
     lines = []
+    if spec.update_order == "sequential":
+        turns = [lifted.groups[i] for i in sequential.which(spec, lifted.groups)]
+        agents = [team.agents[p] for p in sorted(p for group in turns for p in group.positions)]
+        lines.append(f"updates: {', '.join(agents)} one after another, in random order")
     if spec.mixer != "none":
         reads = "the global state" if spec.state is not None else "the members' observations"
         how = {"vdn": "summed (vdn)", "qmix": f"mixed by a network that reads {reads} (qmix)"}

@@ -6,14 +6,14 @@ Agents of equal structure form a group and are vmapped; groups are looped over i
 equal is decided here, once, from learner, config, spaces and critic space.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
 
-from marl import critics, groups, learning
+from marl import critics, groups, learning, team_critics
 from marl.agents.learner import ActInput, ActOutput, CriticSpace, Learner
 from marl.critics import Scope
 from marl.envs import spaces
@@ -47,6 +47,8 @@ class TeamSpec:
     vectorise: bool = True
     mixer: str = "none"  # value decomposition over reward teams
     replay: Replay | None = None  # the buffer, where a learner wants samples of it
+    critic_sets: tuple[tuple[int, ...], ...] = ()  # who shares a critic that the team holds
+    update_order: str = "simultaneous"  # or "sequential": the agents of a reward team in turn
 
     @property
     def final_masks(self) -> bool:
@@ -58,23 +60,26 @@ class Lifted(NamedTuple):
     """A team's groups, and the learner over PyTrees of agents that they make."""
 
     groups: tuple[Group, ...]
-    learner: Learner
+    learner: Learner  # its state has one entry per group, then one per group of critics
+    critics: tuple[Group, ...]  # that the team holds, apart from actors
     reasons: tuple[str, ...]  # per group, why it stands apart from the group before it
 
 
 @lru_cache(maxsize=64)
 def lift(spec: TeamSpec) -> Lifted:
     """The team's learner: the same functions as a single agent's, over dicts by agent id."""
-    keyed = _keyed_sets(spec)
+    keyed = _keyed(spec, spec.sharing_sets, _actor_key)
     built = tuple(_build_group(spec, sets) for sets in keyed.values())
+    keyed_critics = _keyed(spec, spec.critic_sets, _critic_key)
+    held = tuple(_build_critics(spec, sets) for sets in keyed_critics.values())
     team = Learner(
-        init=partial(_init, built),
+        init=partial(_init, built, held),
         initial_memory=partial(_initial_memory, built),
         act=partial(_act, spec, built, "act"),
         act_greedy=partial(_act, spec, built, "act_greedy"),
-        update=partial(learning.update, spec, built),
+        update=partial(learning.update, spec, built, held),
     )
-    return Lifted(built, team, _reasons(list(keyed)))
+    return Lifted(built, team, held, _reasons(list(keyed)))
 
 
 class _Key(NamedTuple):
@@ -89,21 +94,40 @@ class _Key(NamedTuple):
     loop: int  # differs for every set when the team is a Python loop
 
 
-def _keyed_sets(spec: TeamSpec) -> dict[_Key, list[tuple[int, ...]]]:
+def _actor_key(spec: TeamSpec, members: tuple[int, ...]) -> _Key:
+    agent = spec.agents[members[0]]
+    held = _is_held(spec, members[0])
+    return _Key(
+        agent.algorithm,
+        agent.config,
+        agent.observation,
+        agent.action,
+        "held by the team" if held else _signature(_critic_space(spec, members[0], len(members))),
+        len(members),
+        0,
+    )
+
+
+def _critic_key(spec: TeamSpec, members: tuple[int, ...]) -> _Key:
+    agent = spec.agents[members[0]]
+    space = _signature(_critic_space(spec, members[0], len(members)))
+    return _Key(agent.algorithm, agent.config, None, None, space, len(members), 0)
+
+
+def _keyed(
+    spec: TeamSpec, sets: Iterable[tuple[int, ...]], key_of: Callable[..., _Key]
+) -> dict[_Key, list[tuple[int, ...]]]:
+    """Sets of agents by what makes them one group."""
     keyed: dict[_Key, list[tuple[int, ...]]] = {}
-    for index, members in enumerate(spec.sharing_sets):
-        agent = spec.agents[members[0]]
-        key = _Key(
-            agent.algorithm,
-            agent.config,
-            agent.observation,
-            agent.action,
-            _signature(_critic_space(spec, members[0], len(members))),
-            len(members),
-            0 if spec.vectorise else index,
-        )
+    for index, members in enumerate(sets):
+        key = key_of(spec, members)._replace(loop=0 if spec.vectorise else index)
         keyed.setdefault(key, []).append(members)
     return keyed
+
+
+def _is_held(spec: TeamSpec, position: int) -> bool:
+    """Whether the team holds the critic of the agent at `position`."""
+    return any(position in members for members in spec.critic_sets)
 
 
 def _reasons(keys: Sequence[_Key]) -> tuple[str, ...]:
@@ -153,32 +177,50 @@ def _signature(space: CriticSpace) -> tuple[Any, ...]:
 
 def _build_group(spec: TeamSpec, sets: list[tuple[int, ...]]) -> Group:
     first, set_size = sets[0][0], len(sets[0])
-    agent = spec.agents[first]
+    agent, held = spec.agents[first], _is_held(spec, first)
     learner = agent.algorithm.make(
         agent.config,
         _own_space(spec, first, set_size),
         spaces.from_signature(agent.action),
-        _critic_space(spec, first, set_size),
+        None if held else _critic_space(spec, first, set_size),
     )
+    contexts = tuple(_context(spec, position) for members in sets for position in members)
+    return _group(spec, sets, learner)._replace(contexts=contexts, held=held)
+
+
+def _build_critics(spec: TeamSpec, sets: list[tuple[int, ...]]) -> Group:
+    """A group of critics that the team holds."""
+    first, set_size = sets[0][0], len(sets[0])
+    agent = spec.agents[first]
+    critic = agent.algorithm.make_critic(agent.config, _critic_space(spec, first, set_size))
+    return _group(spec, sets, critic)
+
+
+def _group(spec: TeamSpec, sets: list[tuple[int, ...]], learner: Any) -> Group:
     scopes = tuple(spec.agents[position].scope for members in sets for position in members)
     return Group(
         sets=tuple(sets),
         learner=learner,
-        identified=set_size > 1 and spec.agent_ids,
+        identified=len(sets[0]) > 1 and spec.agent_ids,
         scopes=scopes,
-        contexts=tuple(_context(spec, position) for members in sets for position in members),
+        contexts=((),) * len(scopes),
         joint="self" not in scopes[0] and len(set(scopes)) == 1,
         vectorise=spec.vectorise,
     )
 
 
-def _init(built: tuple[Group, ...], key: jax.Array, hparams: tuple[Any, ...]) -> tuple[Any, ...]:
+def _init(
+    built: tuple[Group, ...],
+    held: tuple[Group, ...],
+    key: jax.Array,
+    hparams: tuple[Any, ...],
+) -> tuple[Any, ...]:
     """Per group, states [S, ...]; the key of a set comes from its first member's position."""
     states = []
     for group, group_hparams in zip(built, hparams, strict=True):
         keys = groups.position_keys(key, [members[0] for members in group.sets])
         states.append(groups.over_sets(group, group.learner.init, (0, 0), keys, group_hparams))
-    return tuple(states)
+    return (*states, *team_critics.init(built, held, key, hparams))
 
 
 def _initial_memory(built: tuple[Group, ...], batch_size: int) -> tuple[Any, ...]:

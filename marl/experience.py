@@ -1,6 +1,7 @@
 """From what a team saw to what each group's learner learns from."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -37,6 +38,7 @@ class TeamRollout(NamedTuple):
     global_state: Any  # [T, B, ...], or () where no critic reads it
     final_global_state: Any
     env_steps: jax.Array  # [] float32
+    update: Any = 0  # [] int32: updates done before, one number for all seeds of a run
 
 
 def by_position(built: tuple[Group, ...], trees: Sequence[Any]) -> list[Any]:
@@ -46,6 +48,18 @@ def by_position(built: tuple[Group, ...], trees: Sequence[Any]) -> list[Any]:
         leading = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 2), tree)
         found |= groups.unstack(group, leading)
     return [found[position] for position in sorted(found)]
+
+
+def outcome(teams: rewards.RewardTeams, rollout: TeamRollout) -> rewards.Outcome:
+    """What learning sees of a rollout's rewards and ends."""
+    return rewards.outcome(
+        teams,
+        rollout.reward,
+        rollout.terminated,
+        rollout.truncated,
+        rollout.active,
+        rollout.episode_over,
+    )
 
 
 class Seen(NamedTuple):
@@ -64,22 +78,27 @@ def of_group(
     result: rewards.Outcome,
     seen: Seen,
     shuffle_key: jax.Array,
+    advantages: Mapping[int, jax.Array],
 ) -> tuple[Rollout, Any]:
-    """One group's experience [T, S, B * N, ...], and the axis of S in each field for `vmap`."""
-    steps = rollout.steps[index]
-    num_sets, num_members = group.shape
+    """One group's experience [T, S, B * N, ...], and the axis of S in each field for `vmap`.
 
-    def of_agents(x: jax.Array) -> jax.Array:
-        """[T, A, B] to [T, S, B * N]."""
-        own = groups.take(jnp.swapaxes(x, 0, 1), group.positions)
-        own = jnp.swapaxes(own, 0, 1).reshape(x.shape[0], num_sets, num_members, x.shape[2])
-        return groups.fold(group, own)
+    `advantages` [T, B] by position are those that critics of the team give.
+    """
+    steps, num_members = rollout.steps[index], group.shape[1]
+    of_agents = partial(_of_agents, group)
 
     def folded(tree: Any) -> Any:
         return groups.fold(group, tree)
 
     own = critics.identify_folded(group, folded(steps.obs))
     own_final = critics.identify_folded(group, folded(rollout.final_obs[index]))
+    critic_obs, final_critic_obs, advantage = (), (), None
+    if group.held:
+        advantage = stack_by_time(group, advantages)
+    else:
+        state, final_state = rollout.global_state, rollout.final_global_state
+        critic_obs = critics.build(group, own, seen.obs, state)
+        final_critic_obs = critics.build(group, own_final, seen.final_obs, final_state)
     experience = Rollout(
         obs=own,
         action=folded(steps.action),
@@ -87,10 +106,8 @@ def of_group(
         extras=folded(steps.extras),
         memory=_fold_memory(group, rollout.memory[index]),
         reset=jnp.repeat(rollout.reset, num_members, axis=1),
-        critic_obs=critics.build(group, own, seen.obs, rollout.global_state),
-        final_critic_obs=critics.build(
-            group, own_final, seen.final_obs, rollout.final_global_state
-        ),
+        critic_obs=critic_obs,
+        final_critic_obs=final_critic_obs,
         final_obs=own_final,
         final_action_mask=folded(rollout.final_action_mask[index]),
         context=critics.build_context(group, seen.action),
@@ -99,7 +116,7 @@ def of_group(
         terminated=of_agents(result.terminated),
         truncated=of_agents(result.truncated),
         weight=of_agents(rollout.active).astype(jnp.float32),
-        advantage=None,
+        advantage=advantage,
         advantage_weight=None,
         env_steps=rollout.env_steps,
         shuffle_key=shuffle_key,
@@ -115,6 +132,7 @@ def of_group(
         final_critic_obs=critic_axis,
         final_obs=1,
         final_action_mask=None if rollout.final_action_mask[index] is None else 1,
+        advantage=None if advantage is None else 1,
         context=1,
         next_context=1,
         reward=1,
@@ -122,6 +140,57 @@ def of_group(
         truncated=1,
         weight=1,
     )
+
+
+def of_critics(
+    group: Group,
+    rollout: TeamRollout,
+    result: rewards.Outcome,
+    seen: Seen,
+    shuffle_key: jax.Array,
+) -> tuple[Rollout, Any]:
+    """What a group of critics that the team holds learns from; without anything of actors."""
+    own, own_final = (), ()
+    if "self" in group.scopes[0]:
+        own, own_final = (
+            critics.identify_folded(group, stack_by_time(group, x))
+            for x in (seen.obs, seen.final_obs)
+        )
+    state, final_state = rollout.global_state, rollout.final_global_state
+    unused = dict.fromkeys(Rollout._fields)
+    experience = unused | {
+        "critic_obs": critics.build(group, own, seen.obs, state),
+        "final_critic_obs": critics.build(group, own_final, seen.final_obs, final_state),
+        "reward": _of_agents(group, result.reward),
+        "terminated": _of_agents(group, result.terminated),
+        "truncated": _of_agents(group, result.truncated),
+        "weight": _of_agents(group, rollout.active).astype(jnp.float32),
+        "env_steps": rollout.env_steps,
+        "shuffle_key": shuffle_key,
+    }
+    critic_axis = None if group.joint else 1
+    axes = _axes(
+        critic_obs=critic_axis,
+        final_critic_obs=critic_axis,
+        reward=1,
+        terminated=1,
+        truncated=1,
+        weight=1,
+    )
+    return Rollout(**experience), axes  # type: ignore[arg-type]
+
+
+def stack_by_time(group: Group, by_position: Any) -> Any:
+    """Trees [T, B, ...] by position to one tree [T, S, B * N, ...]."""
+    stacked = groups.stack(group, by_position)  # [S, N, T, B, ...]
+    return groups.fold(group, jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), stacked))
+
+
+def _of_agents(group: Group, x: jax.Array) -> jax.Array:
+    """[T, A, B] to [T, S, B * N]."""
+    own = groups.take(jnp.swapaxes(x, 0, 1), group.positions)
+    own = jnp.swapaxes(own, 0, 1).reshape(x.shape[0], *group.shape, x.shape[2])
+    return groups.fold(group, own)
 
 
 def _axes(**of_sets: int | None) -> Any:

@@ -1,12 +1,12 @@
 """Whether what was asked for fits together: learners, critics, mixers and the environment."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
-from marl import critics
+from marl import critics, sequential
 from marl.agents.learner import Learner
 from marl.binding import ReadyLearner
 from marl.dispatch import TeamSpec, lift
@@ -86,7 +86,9 @@ def check_learners(spec: TeamSpec, resolved: Sequence[Resolved]) -> None:
                 f"{group.learner.experience!r}; teams give 'rollout' and 'replay'"
             )
         without = critics.kind(agent.algorithm) is None or (
-            critics.kind(agent.algorithm) == "value" and group.learner.value is None
+            critics.kind(agent.algorithm) == "value"
+            and group.learner.value is None
+            and not group.held
         )
         if agent.critic != ("self",) and without:
             name = getattr(agent.algorithm, "__name__", type(agent.algorithm).__name__)
@@ -107,6 +109,34 @@ def _check_ready(learner: Learner, hparams: Any) -> None:
             f"this Learner wants hparams ({error}) and was given as a Learner, which has none; "
             "give what makes it, a module or object with Config, Hparams and make"
         ) from error
+
+
+def check_critic_sets(
+    agents: Sequence[str],
+    held: Sequence[Sequence[int]],
+    scopes: Mapping[int, critics.Scope],
+    observations: Sequence[Any],
+) -> None:
+    """Raise UsageError where agents of unequal observations share a critic that reads their own."""
+    for members in held:
+        own = any("self" in scopes[p] for p in members)
+        if own and len({observations[p] for p in members}) > 1:
+            raise UsageError(
+                f"{', '.join(agents[p] for p in members)} share a critic and have unequal "
+                "observations: it can read one thing for all of them (critic = 'all', 'state', or "
+                "a list of agents without 'self') if they are in one reward team with death = "
+                "'auto' or 'continue'; else let agents of equal observations share one"
+            )
+
+
+def check_update_order(spec: TeamSpec) -> None:
+    """Raise UsageError where nobody could learn in turn."""
+    if spec.update_order == "sequential" and not sequential.which(spec, lift(spec).groups):
+        raise UsageError(
+            "update_order = 'sequential' lets the agents of a reward team learn one after another, "
+            "and no team has two with policies that learn from rollouts (ppo, a2c); give "
+            "reward_teams, as in reward_teams = 'all'"
+        )
 
 
 def with_final_extras(env: Any, spec: TeamSpec) -> Any:

@@ -4,26 +4,25 @@ The agents of a group are arranged in S sharing sets of N members each; a set ha
 Arrays of a group lead with [S, N]; states and hparams with [S]. A group of one set is not vmapped.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from marl.agents.learner import Learner
-
 
 class Group(NamedTuple):
     """Agents that are stacked together; static."""
 
     sets: tuple[tuple[int, ...], ...]  # positions in env.agents: S sharing sets of N members
-    learner: Learner
+    learner: Any  # `Learner`, or of a group of critics that the team holds `Critic`
     identified: bool  # whether a one-hot of the member is added to the observation
     scopes: tuple[tuple[Any, ...], ...]  # per member, set by set: what its critic reads
     contexts: tuple[tuple[int, ...], ...]  # per member: whose actions its Q-critic reads
     joint: bool  # whether every member's critic reads the same, so that no agent axis is needed
     vectorise: bool
+    held: bool = False  # whether the team holds the critics of these actors
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -36,7 +35,7 @@ class Group(NamedTuple):
         return len(self.sets), len(self.sets[0])
 
 
-def stack(group: Group, by_position: Sequence[Any]) -> Any:
+def stack(group: Group, by_position: Sequence[Any] | Mapping[int, Any]) -> Any:
     """Trees of the members [...] to one tree [S, N, ...]."""
     return stack_members(group, [by_position[position] for position in group.positions])
 
@@ -68,7 +67,7 @@ def over_sets(group: Group, function: Callable[..., Any], in_axes: Any, *args: A
     """Apply `function` to every sharing set; results lead with [S]. `in_axes` as for `jax.vmap`."""
     if len(group.sets) > 1:
         return jax.vmap(function, in_axes=in_axes)(*args)
-    args = tuple(_take(arg, axes, 0) for arg, axes in zip(args, in_axes, strict=True))
+    args = tuple(of_set(arg, axes, 0) for arg, axes in zip(args, in_axes, strict=True))
     return jax.tree.map(lambda x: x[None], function(*args))
 
 
@@ -78,19 +77,20 @@ def over_members(group: Group, function: Callable[..., Any], in_axes: Any, *args
     if num_members > 1 and group.vectorise:
         return jax.vmap(function, in_axes=in_axes)(*args)
     results = [
-        function(*(_take(arg, axes, n) for arg, axes in zip(args, in_axes, strict=True)))
+        function(*(of_set(arg, axes, n) for arg, axes in zip(args, in_axes, strict=True)))
         for n in range(num_members)
     ]
     return jax.tree.map(lambda *xs: jnp.stack(xs), *results)
 
 
-def _take(tree: Any, axes: Any, index: int) -> Any:
+def of_set(tree: Any, axes: Any, index: Any) -> Any:
     """What `vmap` would hand to element `index`: `axes` is None, an axis, or a prefix of `tree`."""
     if axes is None:
         return tree
     if isinstance(axes, int):
-        return jax.tree.map(lambda x: jax.lax.index_in_dim(x, index, axes, keepdims=False), tree)
-    return type(tree)(*(_take(part, axis, index) for part, axis in zip(tree, axes, strict=True)))
+        take = jax.lax.index_in_dim if isinstance(index, int) else jax.lax.dynamic_index_in_dim
+        return jax.tree.map(lambda x: take(x, index, axes, keepdims=False), tree)
+    return type(tree)(*(of_set(part, axis, index) for part, axis in zip(tree, axes, strict=True)))
 
 
 def take(x: jax.Array, positions: Sequence[int]) -> jax.Array:
@@ -110,6 +110,12 @@ def fold(group: Group, tree: Any) -> Any:
         return x.reshape(x.shape[0], num_sets, -1, *x.shape[4:])
 
     return jax.tree.map(fold_leaf, tree)
+
+
+def unfold(group: Group, x: jax.Array) -> jax.Array:
+    """[S, T, B * N] to [S, N, T, B]: the members of folded batches apart."""
+    x = x.reshape(*x.shape[:2], -1, group.shape[1])
+    return jnp.moveaxis(x, 3, 1)
 
 
 def identify(group: Group, obs: Any, member: jax.Array, batch: tuple[int, ...]) -> Any:

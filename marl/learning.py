@@ -1,13 +1,13 @@
 """The update of a team: every group learns from its slice of one rollout, or of replay samples."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
-from marl import experience, groups, rewards
+from marl import experience, groups, sequential, team_critics
 from marl.agents.learner import ActInput
 from marl.experience import Seen, TeamRollout
 from marl.groups import Group
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 MIXERS = ("none", "vdn", "qmix")
+UPDATE_ORDERS = ("simultaneous", "sequential")
 
 
 def on_replay(group: Group) -> bool:
@@ -32,18 +33,56 @@ def is_mixed(spec: "TeamSpec", group: Group) -> bool:
 def update(
     spec: "TeamSpec",
     built: tuple[Group, ...],
+    held: tuple[Group, ...],
     key: jax.Array,
     state: tuple[Any, ...],
     rollout: TeamRollout,
     hparams: tuple[Any, ...],
 ) -> tuple[Any, Any]:
-    """An update of every group that learns from rollouts; metrics per group, [S] each."""
+    """An update of every group that learns from rollouts; metrics per group, [S] each.
+
+    `state` has those of the groups, then those of the groups of critics that the team holds.
+    """
     which = [
         index
         for index, group in enumerate(built)
         if not on_replay(group) and not is_mixed(spec, group)
     ]
-    return _learn(spec, built, which, key, state, rollout, (), hparams)
+    key_update, key_shuffle = jax.random.split(key)
+    result, seen = experience.outcome(spec.reward_teams, rollout), _seen(built, rollout, ())
+    states = list(state)
+    advantages: dict[int, jax.Array] = {}
+    of_critic: dict[int, dict[str, jax.Array]] = {}
+    if held:
+        states[len(built) :], advantages, of_critic = team_critics.update(
+            built, held, state[len(built) :], rollout, result, seen, key_shuffle, hparams
+        )
+    experiences = {
+        index: experience.of_group(
+            built[index], rollout, index, result, seen, key_shuffle, advantages
+        )
+        for index in which
+    }
+    in_turn = sequential.which(spec, built) if spec.update_order == "sequential" else ()
+    at_once = {index: own for index, own in experiences.items() if index not in in_turn}
+    metrics = _learn(built, key_update, states, at_once, hparams)
+    if in_turn:
+        turns = {index: experiences[index] for index in in_turn}
+        found = sequential.update(
+            spec,
+            built,
+            key_update,
+            rollout.update,
+            rollout.episode_over.shape,
+            states,
+            turns,
+            hparams,
+        )
+        for index in in_turn:
+            states[index], metrics[index] = found.states[index], found.metrics[index]
+    for index in which:
+        metrics[index] |= team_critics.metrics_of(built[index], of_critic)
+    return tuple(states), tuple(metrics)
 
 
 def replay_step(
@@ -62,48 +101,47 @@ def replay_step(
     which = [
         index for index, group in enumerate(built) if on_replay(group) and not is_mixed(spec, group)
     ]
+    key_update, key_shuffle = jax.random.split(key)
     following: list[Any] = []
     if any(built[index].contexts[0] for index in which):
-        key_next = jax.random.fold_in(key, 2)  # 0 and 1 are what `split` gives `_learn`
+        key_next = jax.random.fold_in(key, 2)  # 0 and 1 are what `split` gives above
         following = next_actions(spec, built, key_next, state, samples, hparams)
-    return _learn(spec, built, which, key, state, samples, following, hparams)
+    result, seen = experience.outcome(spec.reward_teams, samples), _seen(built, samples, following)
+    experiences = {
+        index: experience.of_group(built[index], samples, index, result, seen, key_shuffle, {})
+        for index in which
+    }
+    states = list(state)
+    metrics = _learn(built, key_update, states, experiences, hparams)
+    return tuple(states), tuple(metrics)
 
 
-def _learn(
-    spec: "TeamSpec",
-    built: tuple[Group, ...],
-    which: Iterable[int],
-    key: jax.Array,
-    state: tuple[Any, ...],
-    rollout: TeamRollout,
-    following: Any,
-    hparams: tuple[Any, ...],
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    key_update, key_shuffle = jax.random.split(key)
-    result = rewards.outcome(
-        spec.reward_teams,
-        rollout.reward,
-        rollout.terminated,
-        rollout.truncated,
-        rollout.active,
-        rollout.episode_over,
-    )
-    seen = Seen(
+def _seen(built: tuple[Group, ...], rollout: TeamRollout, following: Any) -> Seen:
+    return Seen(
         obs=experience.by_position(built, [steps.obs for steps in rollout.steps]),
         final_obs=experience.by_position(built, rollout.final_obs),
         action=experience.by_position(built, [steps.action for steps in rollout.steps]),
         next_action=following,
     )
-    states = list(state)
+
+
+def _learn(
+    built: tuple[Group, ...],
+    key: jax.Array,
+    states: list[Any],
+    experiences: Mapping[int, Any],
+    hparams: tuple[Any, ...],
+) -> list[dict[str, jax.Array]]:
+    """Update the groups that have experience, each at once; `states` are replaced in place."""
     metrics: list[dict[str, jax.Array]] = [{} for _ in built]
-    for index in which:
+    for index, (own, axes) in experiences.items():
         group = built[index]
-        own, axes = experience.of_group(group, rollout, index, result, seen, key_shuffle)
-        keys = groups.position_keys(key_update, [members[0] for members in group.sets])
-        learn = group.learner.update
-        arguments = (keys, state[index], own, hparams[index])
-        states[index], metrics[index] = groups.over_sets(group, learn, (0, 0, axes, 0), *arguments)
-    return tuple(states), tuple(metrics)
+        keys = groups.position_keys(key, [members[0] for members in group.sets])
+        arguments = (keys, states[index], own, hparams[index])
+        states[index], metrics[index] = groups.over_sets(
+            group, group.learner.update, (0, 0, axes, 0), *arguments
+        )
+    return metrics
 
 
 def next_actions(

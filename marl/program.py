@@ -23,7 +23,7 @@ class RunState(NamedTuple):
 
     key: jax.Array  # [] the run's one key; what is drawn in an update is folded from its number
     update: jax.Array  # [] int32: updates done
-    team: Any  # learner states per group, [S, ...]
+    team: Any  # learner states per group, [S, ...], then those of critics that the team holds
     hparams: Any  # per group, [S]
     carry: Carry
     replay: Any = ()  # state of the replay buffer, or () without one
@@ -149,11 +149,11 @@ def init_state(spec: ProgramSpec, key: jax.Array, hparams: Any) -> RunState:
 
 def _rows(spec: ProgramSpec, state: RunState) -> Any:
     """What one rollout adds to the replay buffer, [B, T, ...]."""
-    return replay.rows_of(_collect(spec, state.key, state)[1])
+    return replay.rows_of(_collect(spec, state.key, state.update, state)[1])
 
 
-def _collect(spec: ProgramSpec, key: jax.Array, state: RunState) -> Any:
-    env_steps = state.update.astype(jnp.float32) * (spec.num_envs * spec.rollout_length)
+def _collect(spec: ProgramSpec, key: jax.Array, number: jax.Array, state: RunState) -> Any:
+    env_steps = number.astype(jnp.float32) * (spec.num_envs * spec.rollout_length)
     return rollout.collect(
         spec.team,
         vector_env(spec),
@@ -166,23 +166,30 @@ def _collect(spec: ProgramSpec, key: jax.Array, state: RunState) -> Any:
     )
 
 
-def train_step(spec: ProgramSpec, state: RunState) -> tuple[RunState, Metrics]:
-    """One rollout and one update of the team, of one seed."""
-    key_collect, key_update = jax.random.split(jax.random.fold_in(state.key, state.update))
-    carry, experience, episodes, faults = _collect(spec, key_collect, state)
+def train_step(spec: ProgramSpec, number: jax.Array, state: RunState) -> tuple[RunState, Metrics]:
+    """One rollout and one update of the team, of one seed.
+
+    `number` [] int32 is `state.update`: apart, because it is one for all seeds that are vmapped.
+    """
+    key_collect, key_update = jax.random.split(jax.random.fold_in(state.key, number))
+    carry, experience, episodes, faults = _collect(spec, key_collect, number, state)
+    experience = experience._replace(update=number)
     before = TeamState(state.team, state.mixers, state.replay)
     learned = update(spec.team, spec.num_envs, key_update, before, experience, state.hparams)
     team, mixers, rows = learned.state
+    num_groups = len(learned.metrics)
     finite = tuple(
         _finite_sets(new) & (_finite_sets(found) | ~counts)
-        for new, found, counts in zip(team, learned.metrics, learned.counts, strict=True)
+        for new, found, counts in zip(
+            team[:num_groups], learned.metrics, learned.counts, strict=True
+        )
     )
     if spec.skip_nan:
-        kept = zip(finite, team, state.team, strict=True)
+        held = tuple(_finite_sets(critics) for critics in team[num_groups:])
+        kept = zip((*finite, *held), team, state.team, strict=True)
         team = tuple(_where_finite(sets, new, old) for sets, new, old in kept)
         mixers = _whole_or_old(finite, mixers, state.mixers)
-    number = state.update + 1
-    state = RunState(state.key, number, team, state.hparams, carry, rows, mixers)
+    state = RunState(state.key, state.update + 1, team, state.hparams, carry, rows, mixers)
     return state, Metrics(learned.metrics, episodes, faults, finite)
 
 
@@ -213,7 +220,9 @@ def _where_finite(finite: jax.Array, new: Any, old: Any) -> Any:
 
 def _step_seeds(spec: ProgramSpec, state: RunState) -> tuple[RunState, Metrics]:
     step = partial(train_step, spec)
-    return step(state) if spec.num_seeds == 1 else jax.vmap(step)(state)
+    if spec.num_seeds == 1:
+        return step(state.update, state)
+    return jax.vmap(step, in_axes=(None, 0))(state.update[0], state)
 
 
 def _chunk(spec: ProgramSpec, state: RunState, num_updates: jax.Array) -> tuple[RunState, Any]:

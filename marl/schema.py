@@ -31,6 +31,7 @@ class TeamConfig:
     agent_ids: bool = True
     mixer: str = "none"
     replay: dict[str, Any] = field(default_factory=dict)
+    update_order: str = "simultaneous"
     vectorise: bool = True
 
 

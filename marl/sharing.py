@@ -1,12 +1,17 @@
-"""Sharing sets: which agents have one parameter set."""
+"""Sharing sets: which agents have one parameter set, and which have one critic."""
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from marl import patterns
 from marl.agents.validation import one_of
 from marl.envs.errors import UsageError
+
+_PARTS = ("actor", "critic")
+_WORDS = ("none", "group")
+_CRITIC_WORDS = (*_WORDS, "reward_team")
 
 
 class Resolved(NamedTuple):
@@ -17,18 +22,66 @@ class Resolved(NamedTuple):
     hparams: Any
     critic: tuple[str, ...]
     sharing: str  # "none", "group", or the name of a set
+    critic_sharing: str | None = None  # the same or "reward_team"; None: as the actor
 
 
-def named_sets(sharing: Any, agents: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """The default sharing of all agents, and the set of each agent that the user named."""
-    if isinstance(sharing, str):
-        one_of("sharing", sharing, ("none", "group"))
-        return sharing, {}
-    for name in ("none", "group"):
-        if name in sharing:
-            raise UsageError(f"sharing.{name} is a word of its own; call the set otherwise")
-    sets = patterns.partition(sharing, agents, "sharing")
-    return "none", {agent: name for name, members in sets.items() for agent in members}
+class Named(NamedTuple):
+    """The user's `sharing`, for actors or for critics."""
+
+    default: str | None  # of agents in no named set; None: critics as their actors
+    set_of: dict[str, str]  # the named set of each agent that is in one
+
+    def of(self, agent: str) -> str | None:
+        return self.set_of.get(agent, self.default)
+
+
+def by_part(sharing: Any, where: str) -> tuple[Any, Any]:
+    """`sharing` of actors and of critics, as the user gave them; None: critics as their actors."""
+    if not isinstance(sharing, Mapping) or not set(_PARTS) & set(sharing):
+        return sharing, None
+    others = [name for name in sharing if name not in _PARTS]
+    if others:
+        raise UsageError(
+            f"{where} has {', '.join(map(str, others))} beside {' and '.join(_PARTS)}; these two "
+            f"are words of their own, so give the sets under them: {where}.actor.{others[0]}"
+        )
+    return sharing.get("actor", "none"), sharing.get("critic")
+
+
+def named_sets(sharing: Any, agents: Sequence[str]) -> tuple[Named, Named]:
+    """Who shares actors, and who shares critics."""
+    actor, critic = by_part(sharing, "sharing")
+    where = "sharing" if critic is None else "sharing.actor"
+    return _named(actor, agents, where, _WORDS), _named(
+        critic, agents, "sharing.critic", _CRITIC_WORDS
+    )
+
+
+def _named(sharing: Any, agents: Sequence[str], where: str, words: tuple[str, ...]) -> Named:
+    if sharing is None or isinstance(sharing, str):
+        if sharing is not None:
+            one_of(where, sharing, words)
+        return Named(sharing, {})
+    for name in words:
+        if isinstance(sharing, Mapping) and name in sharing:
+            raise UsageError(f"{where}.{name} is a word of its own; call the set otherwise")
+    sets = patterns.partition(sharing, agents, where)
+    set_of = {agent: name for name, members in sets.items() for agent in members}
+    return Named("none" if where != "sharing.critic" else None, set_of)
+
+
+def resolve(sharing: Any, agent: str, actors: Named, critics: Named) -> tuple[str, str | None]:
+    """One agent's (sharing, critic_sharing) from the value of its option.
+
+    Raises:
+      UsageError: it is neither a word nor the name of a set.
+    """
+    actor, critic = by_part(sharing, f"sharing of {agent}")
+    one_of(f"sharing of {agent}", actor, (*_WORDS, *dict.fromkeys(actors.set_of.values())))
+    if critic is not None:
+        sets = dict.fromkeys(critics.set_of.values())
+        one_of(f"sharing of the critic of {agent}", critic, (*_CRITIC_WORDS, *sets))
+    return actor, critic
 
 
 def sharing_sets(
@@ -56,6 +109,72 @@ def sharing_sets(
                 resolved[first].sharing,
             )
     return tuple(tuple(members) for members in sets.values())
+
+
+def critic_sets(
+    agents: Sequence[str],
+    resolved: Sequence[Resolved],
+    observations: Sequence[Any],
+    actor_sets: Sequence[tuple[int, ...]],
+    team_of: Mapping[int, int],
+) -> tuple[tuple[int, ...], ...]:
+    """A partition of positions: who has one critic. Agents that do not say have their actor's."""
+    sets: dict[Any, list[int]] = {}
+    for index, members in enumerate(actor_sets):
+        for p in members:
+            agent = resolved[p]
+            if agent.critic_sharing is None:
+                sets.setdefault(("actor", index), []).append(p)
+                continue
+            _check_has_critic(agents[p], agent)
+            options = agent.algorithm.critic_options(agent.config, agent.hparams)
+            kind = (agent.algorithm, tuple(options.items()), observations[p], agent.critic)
+            keys = {
+                "none": ("own", p),
+                "group": ("group", kind),
+                "reward_team": ("team", team_of[p]),
+            }
+            key = keys.get(agent.critic_sharing, ("named", agent.critic_sharing))
+            sets.setdefault(key, []).append(p)
+    ordered = sorted(tuple(sorted(members)) for members in sets.values())
+    for members in ordered:
+        if members not in [tuple(sorted(actor)) for actor in actor_sets]:
+            _check_one_critic([(agents[p], resolved[p]) for p in members])
+    return tuple(ordered)
+
+
+def _check_has_critic(name: str, agent: Resolved) -> None:
+    if not hasattr(agent.algorithm, "make_critic"):
+        raise UsageError(
+            f"sharing.critic = {agent.critic_sharing!r}: the critic of {name} cannot be shared "
+            "apart from its actor; only learners with state values can (ppo, a2c)"
+        )
+
+
+def _check_one_critic(members: Sequence[tuple[str, Resolved]]) -> None:
+    """Raise UsageError where agents that share a critic differ in what it depends on."""
+    (name, first), *others = members
+    for other, agent in others:
+        what, left, right = "learner", first.algorithm, agent.algorithm
+        if left is right:
+            options = [r.algorithm.critic_options(r.config, r.hparams) for r in (first, agent)]
+            different = [key for key in options[0] if not _equal(*(o[key] for o in options))]
+            if first.critic == agent.critic and not different:
+                continue
+            what, left, right = "critic", first.critic, agent.critic
+            if different:
+                what, left, right = different[0], *(o[different[0]] for o in options)
+        raise UsageError(
+            f"{name} and {other} share a critic but differ in {what}: {left} and {right}; make "
+            f"them equal, or give one a critic of its own (overrides: {{{other}: {{sharing: "
+            "{critic: none}}})"
+        )
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-6)
+    return a == b
 
 
 def _config_differences(a: Any, b: Any) -> list[tuple[str, Any, Any]]:

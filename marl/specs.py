@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from marl import critics, fitting, groups, learning, patterns
+from marl import sharing as sharing_of
 from marl.agents.learner import Learner
 from marl.agents.validation import one_of
 from marl.binding import bind_options, bind_replay, resolve_algorithm
@@ -22,7 +23,7 @@ from marl.envs import spaces
 from marl.envs.errors import UsageError, nearest
 from marl.envs.interface import AutoReset
 from marl.rewards import DEATHS, POOLINGS, RewardTeams
-from marl.sharing import Resolved, named_sets, sharing_sets
+from marl.sharing import Resolved, critic_sets, sharing_sets
 
 _TEAM_OPTIONS = ("learner", "critic", "sharing")
 
@@ -65,7 +66,8 @@ class Team:
         """One agent's learner state out of the team's."""
         if agent not in self.agents:
             raise KeyError(f"no agent {agent!r}: {nearest(agent, self.agents)}")
-        return groups.of_position(self.lifted.groups, state, self.agents.index(agent))
+        built = self.lifted.groups
+        return groups.of_position(built, state[: len(built)], self.agents.index(agent))
 
     def check(self, batch_shape: tuple[int, int]) -> None:
         """Raise UsageError where a learner cannot learn from (T, number of environments)."""
@@ -95,6 +97,7 @@ def team(
     agent_ids: bool = True,
     mixer: str = "none",
     replay: Mapping[str, float] | None = None,
+    update_order: str = "simultaneous",
     vectorise: bool = True,
     **learner_options: Any,
 ) -> Team:
@@ -107,7 +110,8 @@ def team(
       critic: what each critic sees: "self", "all", "state", or a list of agent ids, patterns and
         these words.
       sharing: who shares parameters: "none", "group" (agents of equal structure), or
-        `{set_name: [patterns]}`.
+        `{set_name: [patterns]}`; `{"actor": ..., "critic": ...}` says it apart for state-value
+        critics, which may also be one per "reward_team".
       reward_teams: whose rewards are pooled: "none", "all", or `{team_name: [patterns]}`.
       reward_pooling: "mean" or "sum" over a reward team.
       death: whether the return of an agent that is out runs on with its reward team's ("continue")
@@ -120,6 +124,8 @@ def team(
       replay: sizes of the team's replay buffer, where a learner wants samples of it: any of
         `capacity`, `batch_size`, `updates_per_rollout`, `learning_starts`, `n_step` (see
         `marl.replay.Replay`).
+      update_order: "simultaneous", or "sequential": the agents of a reward team learn one after
+        another, in random order, each knowing what those before it changed (HAPPO).
       vectorise: False builds the same team as a Python loop, for tests and debugging.
       **learner_options: any field of the learner's Config or Hparams.
 
@@ -143,6 +149,7 @@ def team(
         "agent_ids": agent_ids,
         "mixer": mixer,
         "replay": dict(replay or {}),
+        "update_order": update_order,
         "vectorise": vectorise,
     }
     inner = env.env if isinstance(env, AutoReset) else env
@@ -155,17 +162,22 @@ def team(
     one_of("reward_pooling", reward_pooling, POOLINGS)
     one_of("death", death, DEATHS)
     one_of("mixer", mixer, learning.MIXERS)
-    sharing, set_of = named_sets(sharing, agents)
-    base = {"learner": learner, "critic": critic, "sharing": sharing, **learner_options}
-    resolved = [_resolve_agent(agent, agents, base, set_of, overrides or {}) for agent in agents]
+    one_of("update_order", update_order, learning.UPDATE_ORDERS)
+    actors, critics_of = sharing_of.named_sets(sharing, agents)
+    base = {"learner": learner, "critic": critic, **learner_options}
+    resolved = [
+        _resolve_agent(agent, agents, base, (actors, critics_of), overrides or {})
+        for agent in agents
+    ]
     teams = RewardTeams(*_reward_teams(reward_teams, agents), reward_pooling, death)
     spec = _spec(env, agents, resolved, teams, agent_ids, vectorise)
-    spec = dataclasses.replace(spec, mixer=mixer)
+    spec = dataclasses.replace(spec, mixer=mixer, update_order=update_order)
     if any(learning.on_replay(group) for group in lift(spec).groups):
         spec = dataclasses.replace(spec, replay=bind_replay(replay or {}))
     if mixer != "none":
         spec = fitting.with_mixer(env, spec, resolved)
     fitting.check_learners(spec, resolved)
+    fitting.check_update_order(spec)
     hparams = tuple(agent.hparams for agent in resolved)
     return Team(fitting.with_final_extras(env, spec), spec, hparams, source, request)
 
@@ -179,12 +191,11 @@ def _resolve_agent(
     agent: str,
     agents: Sequence[str],
     base: Mapping[str, Any],
-    set_of: Mapping[str, str],
+    named: tuple[sharing_of.Named, sharing_of.Named],
     overrides: Mapping[str, Mapping[str, Any]],
 ) -> Resolved:
     options = dict(base)
-    options["sharing"] = set_of.get(agent, base["sharing"])
-    sets = dict.fromkeys(set_of.values())
+    options["sharing"] = dict(zip(("actor", "critic"), (n.of(agent) for n in named), strict=True))
     for pattern, changes in overrides.items():
         if not isinstance(changes, Mapping):
             raise UsageError(
@@ -197,7 +208,7 @@ def _resolve_agent(
             # another learner starts from its own defaults
             options = {name: options[name] for name in _TEAM_OPTIONS}
         options |= changes
-    one_of(f"sharing of {agent}", options["sharing"], ("none", "group", *sets))
+    sharing = sharing_of.resolve(options["sharing"], agent, *named)
     algorithm = resolve_algorithm(options["learner"])
     config, hparams = bind_options(
         algorithm, options["learner"], {k: v for k, v in options.items() if k not in _TEAM_OPTIONS}
@@ -207,7 +218,7 @@ def _resolve_agent(
         config,
         hparams,
         critics.parse(options["critic"], "critic", agents),
-        options["sharing"],
+        *sharing,
     )
 
 
@@ -251,7 +262,8 @@ def _spec(
     sets = sharing_sets(agents, resolved, observations, actions)
     team_of = {p: index for index, members in enumerate(teams.members) for p in members}
     scopes: dict[int, critics.Scope] = {}
-    for members in sets:
+    one_critic = critic_sets(agents, resolved, observations, sets, team_of)
+    for members in one_critic:
         pooled = {team_of[p] for p in members}
         apart = len(pooled) > 1 or not all(teams.continues(team) for team in pooled)
         reads_actions = critics.kind(resolved[members[0]].algorithm) == "q"
@@ -260,6 +272,8 @@ def _spec(
             scopes[p] = critics.resolve(
                 resolved[p].critic, p, own_first, agents, observations, members
             )
+    held = tuple(members for members in one_critic if members not in sets)
+    fitting.check_critic_sets(agents, held, scopes, observations)
     return TeamSpec(
         agents=tuple(
             AgentSpec(agent, r.algorithm, r.config, scopes[p], observations[p], actions[p])
@@ -270,4 +284,5 @@ def _spec(
         state=None if state is None else spaces.signature(state),
         agent_ids=agent_ids,
         vectorise=vectorise,
+        critic_sets=held,
     )

@@ -14,7 +14,7 @@ from marl.experience import TeamRollout
 class TeamState(NamedTuple):
     """What the next update of a team needs."""
 
-    groups: tuple[Any, ...]  # learner states per group, [S, ...]
+    groups: tuple[Any, ...]  # learner states per group, [S, ...], then those of held critics
     mixers: Any  # per reward team, its mixing network; () without mixers
     replay: Any  # state of the replay buffer, or () without one
 

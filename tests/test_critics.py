@@ -316,6 +316,6 @@ def test_experience_axes_of_joint_scopes_are_none():
     result = rewards.Outcome(rollout.reward, rollout.terminated, rollout.truncated)
     observations = [jnp.zeros((2, 2, space.size)) for space in _observation_spaces()]
     seen = experience.Seen(observations, observations, (), ())
-    _, axes = experience.of_group(reds, rollout, 0, result, seen, jax.random.key(0))
+    _, axes = experience.of_group(reds, rollout, 0, result, seen, jax.random.key(0), {})
     assert axes.critic_obs is None and axes.final_critic_obs is None
     assert axes.obs == axes.reward == axes.weight == 1

@@ -20,7 +20,7 @@ from ppo_reference import (
     reference_update,
 )
 
-from marl.agents import actor_critic, ppo
+from marl.agents import ppo, state_values
 from marl.agents.actor_critic import Gradients
 from marl.agents.statistics import RunningStatistics
 from marl.envs.spaces import Box
@@ -244,7 +244,7 @@ def test_a_joint_critic_reads_no_dead_agents_reward():
     """Its target is the mean over those that count."""
     target = jnp.array([[1.0, 3.0, np.nan, 5.0, np.nan, np.nan]])
     weight = jnp.array([[1.0, 1.0, 0.0, 1.0, 0.0, 0.0]])
-    mean, share = actor_critic._unfold(target, weight, 2)
+    mean, share = state_values._unfold(target, weight, 2)
     np.testing.assert_allclose(mean, [[2.0, 5.0, 0.0]])
     np.testing.assert_allclose(share, [[1.0, 0.5, 0.0]])
 
