@@ -1,7 +1,7 @@
 """Whether what was asked for fits together: learners, critics, mixers and the environment."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,8 @@ from marl.envs import spaces
 from marl.envs.errors import UsageError
 from marl.envs.interface import AutoReset
 from marl.sharing import Resolved
+
+ON_REPLAY = ("dqn", "sac", "td3", "ddpg")  # registered learners that learn from replay
 
 
 def with_mixer(env: Any, spec: TeamSpec, resolved: Sequence[Resolved]) -> TeamSpec:
@@ -74,6 +76,19 @@ def _option(agent: Resolved, name: str) -> Any:
     return getattr(agent.hparams, name, getattr(agent.config, name, None))
 
 
+def without_replay(options: Mapping[str, Any], spec: TeamSpec) -> UsageError:
+    """The error for sizes of a replay buffer in a team whose learners do not learn from one."""
+    names = dict.fromkeys(_name(agent.algorithm) for agent in spec.agents)
+    return UsageError(
+        f"replay = {dict(options)} gives sizes of a replay buffer, and no learner of this team "
+        f"({', '.join(names)}) learns from one; leave replay away, or use {', '.join(ON_REPLAY)}"
+    )
+
+
+def _name(algorithm: Any) -> str:
+    return getattr(algorithm, "__name__", type(algorithm).__name__).rsplit(".", 1)[-1]
+
+
 def check_learners(spec: TeamSpec, resolved: Sequence[Resolved]) -> None:
     """Raise UsageError where a learner wants what a team does not give, or lacks a critic."""
     for group in lift(spec).groups:
@@ -89,9 +104,8 @@ def check_learners(spec: TeamSpec, resolved: Sequence[Resolved]) -> None:
             critics.kind(agent.algorithm) == "value" and group.learner.value is None
         )
         if agent.critic != ("self",) and without:
-            name = getattr(agent.algorithm, "__name__", type(agent.algorithm).__name__)
             raise UsageError(
-                f"learner {name.rsplit('.', 1)[-1]!r} of "
+                f"learner {_name(agent.algorithm)!r} of "
                 f"{spec.agents[group.positions[0]].name} has no critic, so critic = "
                 f"{', '.join(agent.critic)} does not apply to it; leave critic at 'self', or use "
                 "a learner with a critic, such as ppo or sac"

@@ -102,7 +102,7 @@ def pairs():
 
     def of(*options):
         overrides = dict(zip(PAIR.agents, options, strict=True))
-        sizes = ONE_STEP | {"updates_per_rollout": 2}
+        sizes = ONE_STEP | {"updates_per_rollout": 2} if DQN in options else {}
         team = marl.team(PAIR, ppo, overrides=overrides, replay=sizes, vectorise=False)
         return outcome_of_pair(team)
 
