@@ -37,6 +37,12 @@ class TeamRollout(NamedTuple):
     global_state: Any  # [T, B, ...], or () where no critic reads it
     final_global_state: Any
     env_steps: jax.Array  # [] float32
+    usable: Any = None  # [T, A, B] bool: may be learned from; None where everything may
+
+
+def learned_from(rollout: TeamRollout) -> jax.Array:
+    """[T, A, B] bool: the steps of agents that have weight."""
+    return rollout.active if rollout.usable is None else rollout.active & rollout.usable
 
 
 def by_position(built: tuple[Group, ...], trees: Sequence[Any]) -> list[Any]:
@@ -98,7 +104,7 @@ def of_group(
         reward=of_agents(result.reward),
         terminated=of_agents(result.terminated),
         truncated=of_agents(result.truncated),
-        weight=of_agents(rollout.active).astype(jnp.float32),
+        weight=of_agents(learned_from(rollout)).astype(jnp.float32),
         advantage=None,
         advantage_weight=None,
         env_steps=rollout.env_steps,

@@ -171,7 +171,8 @@ def train_step(spec: ProgramSpec, state: RunState) -> tuple[RunState, Metrics]:
     key_collect, key_update = jax.random.split(jax.random.fold_in(state.key, state.update))
     carry, experience, episodes, faults = _collect(spec, key_collect, state)
     before = TeamState(state.team, state.mixers, state.replay)
-    learned = update(spec.team, spec.num_envs, key_update, before, experience, state.hparams)
+    args = key_update, before, experience, state.hparams
+    learned = update(spec.team, spec.num_envs, *args, skip_nan=spec.skip_nan)
     team, mixers, rows = learned.state
     finite = tuple(
         _finite_sets(new) & (_finite_sets(found) | ~counts)

@@ -67,7 +67,7 @@ def train(
       progress: show it.
       on_nan: what a non-finite observation, reward, loss or parameter does: "stop" ends the run
         at the chunk's end, with the agent, quantity and step in the message; "skip" undoes the
-        update of the agents it reached, and goes on.
+        update of the agents it reached, gives samples of it no weight, and goes on.
       resume: directory of a run to go on with; it is written to as well.
 
     Returns:
@@ -196,7 +196,8 @@ def _check_health(run: Run, metrics: Metrics, first_update: int, shown: Any) -> 
         shown.close()
         run.fail(fault)
     skipped = sum(int((~finite).sum()) for finite in metrics.finite)
-    shown.message(f"{fault}; {skipped} updates of agents were undone in this chunk")
+    kept = "" if run.spec.team.replay is None else "; what replay holds of it has no weight"
+    shown.message(f"{fault}; {skipped} updates of agents were undone in this chunk{kept}")
 
 
 def _evaluate(run: Run, episodes: int, shown: Any) -> None:
