@@ -57,7 +57,7 @@ def update(
     buffer = replay.make_buffer(spec.replay, num_envs)
     rows = buffer.add(state.replay, replay.rows_of(rollout))
     seen = rollout.env_steps + rollout.episode_over.size
-    ready = buffer.can_sample(rows) & (seen >= spec.replay.learning_starts)
+    ready = replay.ready(spec.replay, num_envs, rows, seen)
     steps = partial(_gradient_steps, spec, buffer, skip_nan, key, rows, rollout.env_steps, hparams)
     shapes = jax.eval_shape(steps, (groups, mixers))[1]
     nothing = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan), shapes)
