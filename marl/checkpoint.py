@@ -1,7 +1,7 @@
 """Checkpoints: arrays and JSON, never code. Written whole or not at all.
 
     checkpoints/step_000000200000/arrays.npz       the leaves of a PyTree, named by their key paths
-                                  manifest.json    names, shapes, dtypes, versions, a checksum
+                                  manifest.json    names, shapes, sizes, versions, checksums
 
 A checkpoint is written under a temporary name, forced to the disk and renamed, so that a crash at
 any moment leaves the ones before it. Typed PRNG keys are stored as their data and implementation;
@@ -26,7 +26,7 @@ from marl.envs.errors import UsageError
 
 FORMAT = 1
 ARRAYS, MANIFEST = "arrays.npz", "manifest.json"
-RESERVED = ("format", "step", "versions", "leaves", "sha256", "manifest_sha256")
+RESERVED = ("format", "step", "versions", "bytes", "leaves", "sha256", "manifest_sha256")
 _NAME = re.compile(r"step_(\d+)")
 
 
@@ -83,7 +83,7 @@ def latest(directory: str | Path, report: Callable[[str], Any] = warnings.warn) 
 
 
 def read_manifest(path: str | Path) -> dict[str, Any]:
-    """What was saved beside the arrays, and: format, step, versions, leaves, sha256.
+    """What was saved beside the arrays, and: format, step, versions, bytes, leaves, sha256.
 
     Raises:
       CorruptCheckpoint: there is no readable manifest.
@@ -138,6 +138,16 @@ def restore(path: str | Path, like: Any, part: Sequence[str] | None = None) -> A
     return jax.tree.unflatten(structure, restored)
 
 
+def num_bytes(tree: Any) -> dict[str, int]:
+    """Size of the arrays by field of `tree`, a NamedTuple; shapes will do."""
+    sizes: dict[str, int] = {}
+    for name, leaf in _named_leaves(tree)[0].items():
+        leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+        field = _field(name).removeprefix(".")
+        sizes[field] = sizes.get(field, 0) + leaf.size * leaf.dtype.itemsize
+    return sizes
+
+
 def _write(temporary: Path, step: int, tree: Any, manifest: Mapping[str, Any]) -> None:
     leaves, _ = _named_leaves(tree)
     temporary.mkdir()
@@ -149,6 +159,7 @@ def _write(temporary: Path, step: int, tree: Any, manifest: Mapping[str, Any]) -
         "format": FORMAT,
         "step": step,
         "versions": {name: version(name) for name in ("marl", "jax", "numpy")},
+        "bytes": num_bytes(tree),
         "leaves": [_entry(name, leaf) for name, leaf in leaves.items()],
         "sha256": _checksum(temporary / ARRAYS),
     }

@@ -5,7 +5,7 @@ The only file that knows YAML. Later layers win: defaults, the base that a file 
 anything else replaced) with four exceptions, each because the plain rule would mix two intents:
 
   env.id               another environment starts with no `env.kwargs`
-  team.learner.name    another learner starts with its own defaults
+  team.learner.name    another learner starts with its own defaults, also those of `team.replay`
   critic, sharing, reward_teams    a partition of the agents is one value, replaced as a whole
   team.overrides       the order of the globs has a meaning: see `marl.options.order_overrides`
 """

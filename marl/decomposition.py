@@ -271,7 +271,7 @@ def replay_step(
         active=rollout.active[0],
         state=jax.tree.map(lambda x: x[:batch], view.state),
         target=jnp.stack(targets),
-        weight=mixing.weights(parts, rollout.active[0]),
+        weight=mixing.weights(parts, experience.learned_from(rollout)[0]),
     )
     return _step(spec, built, parts, hparams, rollout.env_steps, (state, mixers), firsts)
 

@@ -39,6 +39,12 @@ class TeamRollout(NamedTuple):
     final_global_state: Any
     env_steps: jax.Array  # [] float32
     update: Any = 0  # [] int32: updates done before, one number for all seeds of a run
+    usable: Any = None  # [T, A, B] bool: may be learned from; None where everything may
+
+
+def learned_from(rollout: TeamRollout) -> jax.Array:
+    """[T, A, B] bool: the steps of agents that have weight."""
+    return rollout.active if rollout.usable is None else rollout.active & rollout.usable
 
 
 def by_position(built: tuple[Group, ...], trees: Sequence[Any]) -> list[Any]:
@@ -115,7 +121,7 @@ def of_group(
         reward=of_agents(result.reward),
         terminated=of_agents(result.terminated),
         truncated=of_agents(result.truncated),
-        weight=of_agents(rollout.active).astype(jnp.float32),
+        weight=of_agents(learned_from(rollout)).astype(jnp.float32),
         advantage=advantage,
         advantage_weight=None,
         env_steps=rollout.env_steps,
@@ -164,7 +170,7 @@ def of_critics(
         "reward": _of_agents(group, result.reward),
         "terminated": _of_agents(group, result.terminated),
         "truncated": _of_agents(group, result.truncated),
-        "weight": _of_agents(group, rollout.active).astype(jnp.float32),
+        "weight": _of_agents(group, learned_from(rollout)).astype(jnp.float32),
         "env_steps": rollout.env_steps,
         "shuffle_key": shuffle_key,
     }

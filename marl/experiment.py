@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from marl import config as configuration
+from marl import logging
 from marl.config import Config
 from marl.directory import CHECKPOINTS, CONFIG, SUMMARY
 from marl.envs.errors import UsageError
+from marl.options import shown
 
 MAY_CHANGE = ("training.total_steps", "training.log_interval", "evaluation", "checkpoint")
 
@@ -32,6 +34,7 @@ def training_arguments(config: Config) -> dict[str, Any]:
         "eval_episodes": config.evaluation.episodes,
         "checkpoint_interval": config.checkpoint.interval,
         "keep_checkpoints": config.checkpoint.keep,
+        "checkpoint_replay": config.checkpoint.replay,
         "config": configuration.to_dict(config),
     }
 
@@ -85,6 +88,8 @@ def resume(directory: str | Path, settings: Iterable[str] = (), progress: bool =
     arguments = training_arguments(config)
     if changed:
         _write(file, configuration.to_yaml(config))
+        changes = (f"{key}={_at(config, key)} (was {_at(before, key)})" for key in changed)
+        logging.make_progress(progress).message(f"going on with {', '.join(changes)}")
     return marl.train(env, team, out=directory, resume=directory, progress=progress, **arguments)
 
 
@@ -156,6 +161,12 @@ def check_new(out: str | Path) -> None:
 def default_directory(source: str) -> Path:
     """`runs/<preset>-<date>-<time>`."""
     return Path("runs") / f"{Path(source).stem}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _at(config: Config, key: str) -> str:
+    """The value of `section.name`."""
+    section, name = key.split(".")
+    return shown(getattr(getattr(config, section), name))
 
 
 def _differences(before: Any, after: Any, prefix: str = "") -> list[str]:

@@ -15,6 +15,8 @@ from marl.envs.errors import UsageError
 from marl.envs.interface import AutoReset
 from marl.sharing import Resolved
 
+ON_REPLAY = ("dqn", "sac", "td3", "ddpg")  # registered learners that learn from replay
+
 
 def with_mixer(env: Any, spec: TeamSpec, resolved: Sequence[Resolved]) -> TeamSpec:
     """Raise UsageError where reward teams cannot be mixed; QMIX reads the global state if any."""
@@ -74,6 +76,19 @@ def _option(agent: Resolved, name: str) -> Any:
     return getattr(agent.hparams, name, getattr(agent.config, name, None))
 
 
+def without_replay(options: Mapping[str, Any], spec: TeamSpec) -> UsageError:
+    """The error for sizes of a replay buffer in a team whose learners do not learn from one."""
+    names = dict.fromkeys(_name(agent.algorithm) for agent in spec.agents)
+    return UsageError(
+        f"replay = {dict(options)} gives sizes of a replay buffer, and no learner of this team "
+        f"({', '.join(names)}) learns from one; leave replay away, or use {', '.join(ON_REPLAY)}"
+    )
+
+
+def _name(algorithm: Any) -> str:
+    return getattr(algorithm, "__name__", type(algorithm).__name__).rsplit(".", 1)[-1]
+
+
 def check_learners(spec: TeamSpec, resolved: Sequence[Resolved]) -> None:
     """Raise UsageError where a learner wants what a team does not give, or lacks a critic."""
     for group in lift(spec).groups:
@@ -91,9 +106,8 @@ def check_learners(spec: TeamSpec, resolved: Sequence[Resolved]) -> None:
             and not group.held
         )
         if agent.critic != ("self",) and without:
-            name = getattr(agent.algorithm, "__name__", type(agent.algorithm).__name__)
             raise UsageError(
-                f"learner {name.rsplit('.', 1)[-1]!r} of "
+                f"learner {_name(agent.algorithm)!r} of "
                 f"{spec.agents[group.positions[0]].name} has no critic, so critic = "
                 f"{', '.join(agent.critic)} does not apply to it; leave critic at 'self', or use "
                 "a learner with a critic, such as ppo or sac"

@@ -99,7 +99,8 @@ def merge(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
         env.pop("kwargs", None)
     old, new = team.get("learner", {}), layer_team.get("learner", {})
     if new.get("name", old.get("name")) != old.get("name"):
-        team.pop("learner", None)
+        for own in ("learner", "replay"):  # sizes of a buffer go with the learner that wants it
+            team.pop(own, None)
     for partition in REPLACED:
         if partition in layer_team:
             team.pop(partition, None)

@@ -175,7 +175,8 @@ def train_step(spec: ProgramSpec, number: jax.Array, state: RunState) -> tuple[R
     carry, experience, episodes, faults = _collect(spec, key_collect, number, state)
     experience = experience._replace(update=number)
     before = TeamState(state.team, state.mixers, state.replay)
-    learned = update(spec.team, spec.num_envs, key_update, before, experience, state.hparams)
+    args = key_update, before, experience, state.hparams
+    learned = update(spec.team, spec.num_envs, *args, skip_nan=spec.skip_nan)
     team, mixers, rows = learned.state
     num_groups = len(learned.metrics)
     finite = tuple(

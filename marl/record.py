@@ -24,6 +24,7 @@ def record(team: Team, training: Mapping[str, Any]) -> dict[str, Any]:
         "eval_episodes": ("evaluation", "episodes"),
         "checkpoint_interval": ("checkpoint", "interval"),
         "keep_checkpoints": ("checkpoint", "keep"),
+        "checkpoint_replay": ("checkpoint", "replay"),
     }
     config: dict[str, Any] = {
         "env": {"id": env_id, "kwargs": dict(kwargs)},

@@ -58,6 +58,11 @@ class Replay(NamedTuple):
         """Rows of each environment's ring."""
         return self.capacity // num_envs
 
+    def least(self, num_envs: int) -> int:
+        """Transitions that the buffer holds when it is first learned from, or more."""
+        starts = max(self.learning_starts, num_envs * self.n_step)
+        return min(starts, num_envs * self.rows(num_envs))
+
 
 def make_buffer(replay: Replay, num_envs: int) -> Any:
     """The flashbax buffer, whose state may be vmapped over seeds."""
@@ -71,6 +76,17 @@ def make_buffer(replay: Replay, num_envs: int) -> Any:
         sample_sequence_length=replay.n_step,
         period=1,
     )
+
+
+def ready(replay: Replay, num_envs: int, state: Any, env_steps: jax.Array) -> jax.Array:
+    """[] bool: whether a buffer in `state` may be learned from after `env_steps`.
+
+    Both `env_steps` and the transitions in the buffer reach `learning_starts`, or the buffer is
+    full. The two are one number, unless a run went on from a checkpoint without its buffer.
+    """
+    held = state.current_index * num_envs
+    filled = state.is_full | (held >= replay.least(num_envs))
+    return filled & (env_steps >= replay.learning_starts)
 
 
 def rows_of(rollout: TeamRollout) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from marl import checkpoint, directory, evaluation, experiment, health
+from marl import checkpoint, contents, directory, evaluation, experiment, health
 from marl import config as configuration
 from marl.directory import CONFIG, EVALUATIONS, FAILURE, METRICS, SUMMARY, RunDirectory
 from marl.envs.errors import NotFinite, UsageError
@@ -40,10 +40,22 @@ class Run:
       evaluations: rows of evaluations.
       path: the run directory, or None while everything is in memory.
       interrupted: whether training was stopped before its end.
+      checkpoint_replay: whether the replay buffer is in the checkpoints that are written.
+      left_out: fields of the state that the checkpoint lacked which it was loaded from, and their
+        bytes; they are () in `state`.
     """
 
-    def __init__(self, team: Team, spec: ProgramSpec, seed: int, config: Mapping[str, Any]):
+    def __init__(
+        self,
+        team: Team,
+        spec: ProgramSpec,
+        seed: int,
+        config: Mapping[str, Any],
+        checkpoint_replay: bool = True,
+    ):
         self.team, self.spec, self.seed, self.config = team, spec, seed, dict(config)
+        self.checkpoint_replay = checkpoint_replay
+        self.left_out: dict[str, int] = {}
         self.state: RunState | Any = None
         self.horizon = 0  # environment steps at which schedules end
         self.metrics: list[dict[str, Any]] = []
@@ -144,9 +156,16 @@ class Run:
         self._directory = RunDirectory.create(self.path, self.config)
 
     def resume(self, path: str | Path, report: Callable[[str], Any]) -> None:
-        """Go on from the newest whole checkpoint of a run directory; later rows are dropped."""
+        """Go on from the newest whole checkpoint of a run directory; later rows are dropped.
+
+        What the checkpoint lacks stays as it is in the fresh state, and that is reported.
+        """
         self.path = Path(path)
         self.restore(report)
+        if self.left_out:
+            assert self.spec.team.replay is not None
+            report(contents.not_exact(self.left_out, self.spec.team.replay, self.spec.num_envs))
+            self.left_out = {}
         self._directory = RunDirectory(self.path, self.env_steps)
         self.metrics, self.evaluations = directory.rows(self.path)
         for row in self.evaluations:
@@ -171,8 +190,12 @@ class Run:
         """
         assert self.path is not None
         found = self.check_resumable(self.path, report)
+        manifest = checkpoint.read_manifest(found)
+        self.left_out = manifest.get("left_out", {})
+        if self.left_out:
+            part = tuple(f for f in part or RunState._fields if f not in self.left_out)
         self.state = checkpoint.restore(found, self.state, part)
-        self.horizon = checkpoint.read_manifest(found)["horizon"]
+        self.horizon = manifest["horizon"]
 
     def log(self, pending: Metrics, env_steps: int, seconds: float) -> None:
         """Add a row for the updates since the last one."""
@@ -190,7 +213,14 @@ class Run:
     def checkpoint(self, keep: int) -> None:
         """Write a checkpoint to the run directory, if there is one, beside training."""
         if self._directory is not None:
-            self._directory.checkpoint(self.env_steps, self.state, self._manifest(), keep)
+            kept, left_out = self._kept()
+            manifest = self._manifest() | {"left_out": left_out}
+            self._directory.checkpoint(self.env_steps, kept, manifest, keep)
+
+    def _kept(self) -> tuple[RunState, dict[str, int]]:
+        """What checkpoints take of the state, and what they leave out."""
+        kept, left_out = contents.of(self.state, self.checkpoint_replay)
+        return kept, left_out | self.left_out
 
     def finish(self) -> Path | None:
         """Everything on the disk, and the summary."""
@@ -238,6 +268,7 @@ class Run:
             "updates": self.updates,
             "interrupted": self.interrupted,
             "agents": list(self.team.agents),
+            **contents.summary(*self._kept()),
             "best": {f"seed_{index}": score for index, score in sorted(self._best.items())},
             "metrics": self.metrics[-1] if self.metrics else None,
             "evaluation": self.evaluations[-1] if self.evaluations else None,
@@ -264,7 +295,8 @@ def load(
     if team is None:
         _, team = experiment.build(recorded, env)
     spec = ProgramSpec.of(team, recorded.training)
-    run = Run(team, spec, recorded.training.seed, configuration.to_dict(recorded))
+    keep_replay = recorded.checkpoint.replay
+    run = Run(team, spec, recorded.training.seed, configuration.to_dict(recorded), keep_replay)
     keys = jax.random.split(jax.random.key(0), spec.num_seeds)
     run.state = jax.eval_shape(program(spec).init_function, keys, team.group_hparams())
     run.path = path
@@ -274,6 +306,8 @@ def load(
     else:
         run.state = run.state._replace(carry=None)
         run.restore(report, ("key", "update", "team", "hparams"))
+    if run.left_out:
+        run.state = run.state._replace(replay=())
     run.metrics, run.evaluations = directory.rows(path)
     for row in run.evaluations:
         run.note_best(row)

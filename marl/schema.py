@@ -59,10 +59,12 @@ class EvaluationConfig:
 
 @dataclass
 class CheckpointConfig:
-    """Environment steps between checkpoints (0: only at the end), and how many to keep."""
+    """Environment steps between checkpoints (0: only at the end), how many to keep, and whether
+    the replay buffer is in them."""
 
     interval: int = 0
     keep: int = 3
+    replay: bool = True
 
 
 @dataclass

@@ -65,6 +65,7 @@ class Settings(NamedTuple):
     eval_episodes: int
     checkpoint_interval: int
     keep_checkpoints: int
+    checkpoint_replay: bool
 
     @property
     def steps_per_update(self) -> int:
@@ -103,6 +104,8 @@ class Settings(NamedTuple):
             at_least(name, getattr(self, name), lowest)
         if self.seed + self.num_seeds > 2**32:
             raise UsageError(f"seed = {self.seed} is out of range; seeds end at {2**32 - 1}")
+        if not isinstance(self.checkpoint_replay, bool):
+            raise UsageError(f"checkpoint_replay = {self.checkpoint_replay!r}; give True or False")
         one_of("on_nan", self.on_nan, ("stop", "skip"))
         if self.total_steps < self.steps_per_update:
             raise UsageError(

@@ -121,7 +121,7 @@ def team(
       agent_ids: add a one-hot of the agent to observations where parameters are shared.
       mixer: value decomposition over reward teams, for learners of action values: "none", "vdn" or
         "qmix".
-      replay: sizes of the team's replay buffer, where a learner wants samples of it: any of
+      replay: sizes of the team's replay buffer, only where a learner wants samples of it: any of
         `capacity`, `batch_size`, `updates_per_rollout`, `learning_starts`, `n_step` (see
         `marl.replay.Replay`).
       update_order: "simultaneous", or "sequential": the agents of a reward team learn one after
@@ -174,6 +174,8 @@ def team(
     spec = dataclasses.replace(spec, mixer=mixer, update_order=update_order)
     if any(learning.on_replay(group) for group in lift(spec).groups):
         spec = dataclasses.replace(spec, replay=bind_replay(replay or {}))
+    elif replay:
+        raise fitting.without_replay(replay, spec)
     if mixer != "none":
         spec = fitting.with_mixer(env, spec, resolved)
     fitting.check_learners(spec, resolved)

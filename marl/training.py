@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl import experiment, health, logging, replay, xla
+from marl import contents, experiment, health, logging, replay, xla
 from marl.envs.errors import UsageError
 from marl.interrupts import stop_on_signal
 from marl.program import Metrics, Program, ProgramSpec, program
@@ -39,6 +39,7 @@ def train(
     eval_episodes: int = 100,
     checkpoint_interval: int = 0,
     keep_checkpoints: int = 3,
+    checkpoint_replay: bool = True,
     out: Any = None,
     config: Mapping[str, Any] | None = None,
     progress: bool = True,
@@ -62,12 +63,14 @@ def train(
         their episodes. Intervals are rounded up to whole rows of metrics.
       checkpoint_interval, keep_checkpoints: environment steps between checkpoints (0: one at the
         end), and how many are kept.
+      checkpoint_replay: False leaves the replay buffer out of checkpoints. They are smaller, and a
+        run that goes on from one fills the buffer anew: resuming is then not exact.
       out: run directory; None keeps everything in memory until `run.save`.
       config: the resolved configuration to record in the run directory.
       progress: show it.
       on_nan: what a non-finite observation, reward, loss or parameter does: "stop" ends the run
         at the chunk's end, with the agent, quantity and step in the message; "skip" undoes the
-        update of the agents it reached, and goes on.
+        update of the agents it reached, gives samples of it no weight, and goes on.
       resume: directory of a run to go on with; it is written to as well.
 
     Returns:
@@ -95,6 +98,7 @@ def train(
         eval_episodes=eval_episodes,
         checkpoint_interval=checkpoint_interval,
         keep_checkpoints=keep_checkpoints,
+        checkpoint_replay=checkpoint_replay,
     )
     settings.check(team)
     if resume is None and out is not None:
@@ -104,10 +108,14 @@ def train(
     shown = logging.make_progress(progress)
     settings.say_rounding(shown.message)
     spec = ProgramSpec.of(team, settings)
-    run = Run(team, spec, seed, config or record(team, settings._asdict()))
+    run = Run(
+        team, spec, seed, config or record(team, settings._asdict()), settings.checkpoint_replay
+    )
     _start(run, program(spec), settings.steps, resume, shown)
     if resume is None and out is not None:
         run.attach(out)  # after compiling: a run stopped before that leaves nothing behind
+    if run.path is not None and (note := contents.note(run.state, settings.checkpoint_replay)):
+        shown.message(note)
     try:
         _loop(run, program(spec), settings, shown)
     finally:
@@ -196,7 +204,8 @@ def _check_health(run: Run, metrics: Metrics, first_update: int, shown: Any) -> 
         shown.close()
         run.fail(fault)
     skipped = sum(int((~finite).sum()) for finite in metrics.finite)
-    shown.message(f"{fault}; {skipped} updates of agents were undone in this chunk")
+    kept = "" if run.spec.team.replay is None else "; what replay holds of it has no weight"
+    shown.message(f"{fault}; {skipped} updates of agents were undone in this chunk{kept}")
 
 
 def _evaluate(run: Run, episodes: int, shown: Any) -> None:

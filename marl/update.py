@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marl import learning, replay
+from marl import learning, nonfinite, replay
 from marl.dispatch import TeamSpec, lift
 from marl.experience import TeamRollout
 
@@ -34,8 +34,12 @@ def update(
     state: TeamState,
     rollout: TeamRollout,
     hparams: tuple[Any, ...],
+    skip_nan: bool = False,
 ) -> Learned:
-    """One update of the groups on rollouts, then gradient steps of those on replay."""
+    """One update of the groups on rollouts, then gradient steps of those on replay.
+
+    With `skip_nan` samples that are not finite are left out, and a metric says how many.
+    """
     lifted = lift(spec)
     found: Any
     groups, found = lifted.learner.update(key, state.groups, rollout, hparams)
@@ -53,8 +57,8 @@ def update(
     buffer = replay.make_buffer(spec.replay, num_envs)
     rows = buffer.add(state.replay, replay.rows_of(rollout))
     seen = rollout.env_steps + rollout.episode_over.size
-    ready = buffer.can_sample(rows) & (seen >= spec.replay.learning_starts)
-    steps = partial(_gradient_steps, spec, buffer, key, rows, rollout.env_steps, hparams)
+    ready = replay.ready(spec.replay, num_envs, rows, seen)
+    steps = partial(_gradient_steps, spec, buffer, skip_nan, key, rows, rollout.env_steps, hparams)
     shapes = jax.eval_shape(steps, (groups, mixers))[1]
     nothing = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan), shapes)
     (groups, mixers), others = jax.lax.cond(
@@ -67,6 +71,7 @@ def update(
 def _gradient_steps(
     spec: TeamSpec,
     buffer: Any,
+    skip_nan: bool,
     key: jax.Array,
     rows: Any,
     env_steps: jax.Array,
@@ -83,6 +88,8 @@ def _gradient_steps(
         key_sample, key_step = jax.random.split(key)
         windows = buffer.sample(rows, key_sample).experience
         samples = replay.windows_of(windows, memory, env_steps)
+        if skip_nan:
+            samples = nonfinite.left_out(spec, built, samples)
         groups, found = learning.replay_step(spec, built, key_step, groups, samples, hparams)
         if _mixes(spec, on_replay=True):
             from marl import decomposition
@@ -91,6 +98,8 @@ def _gradient_steps(
                 spec, built, groups, mixers, samples, hparams
             )
             found = _merged(found, others)
+        if skip_nan:
+            found = _merged(found, nonfinite.shares(built, samples))
         return (groups, mixers), found
 
     # 0 and 1 are taken: `split` gives those two in learning.update; 2 in learning.replay_step

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from marl.envs.delegation import delegating
+from marl.envs.features import Continuing
 from marl.envs.interface import AutoReset, TimeStep
 from marl.envs.probes import Count, Drawn, together
 from marl.envs.spaces import Box, Discrete
@@ -211,3 +213,25 @@ class LongAndShort:
 
     def _observe(self):
         return {"agent": jnp.ones((1,))}
+
+
+@delegating(stateful=False)
+@dataclass(frozen=True)
+class Poisoned:
+    """`agent_1` sees a NaN at step `at` of each environment; the state counts all steps."""
+
+    at: int
+    env: Any = Continuing(limit=1000)
+
+    def reset(self, key):
+        obs, state = self.env.reset(key)
+        return self._poison(obs, state), state
+
+    def step(self, key, state, action):
+        timestep, state = self.env.step(key, state, action)
+        obs = self._poison(timestep.obs, state)
+        return timestep._replace(obs=obs, final_obs=obs), state
+
+    def _poison(self, obs, state):
+        bad = jnp.where(state.step == self.at, jnp.nan, obs["agent_1"])
+        return {**obs, "agent_1": bad}

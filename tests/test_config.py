@@ -130,6 +130,18 @@ def test_another_learner_starts_from_its_own_defaults():
     assert merged["team"]["learner"] == {"name": "ppo", "clip_epsilon": 0.1, "gamma": 0.9}
 
 
+def test_sizes_of_a_replay_buffer_go_with_the_learner():
+    sizes = load(source="iql").team.replay
+    assert sizes["learning_starts"] == 2000
+    assert load("team.learner=dqn", "team.replay.n_step=3", source="iql").team.replay == (
+        sizes | {"n_step": 3}
+    )
+    assert load("team.learner=pqn", source="iql").team.replay == {}
+    settings = ["team.learner=sac", "team.replay.n_step=3"]
+    assert load(*settings, source="iql").team.replay == {"n_step": 3}
+    assert load(source="matd3").team.replay == load(source="iddpg").team.replay
+
+
 def test_a_partition_is_replaced_as_a_whole(write):
     path = write("preset: ippo\nteam: {sharing: {left: [agent_0], right: [agent_1]}}\n")
     assert load("team.sharing.all=[agent_*]", source=path).team.sharing == {"all": ["agent_*"]}

@@ -1,45 +1,20 @@
 """What is not finite is named, or skipped; other agents never see it."""
 
 import json
-from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from team_envs import Poisoned
 
 import marl
-from marl.envs.delegation import delegating
 from marl.envs.errors import NotFinite
-from marl.envs.features import Continuing
 from marl.envs.interface import AutoReset
 
 STEP = 777  # of each environment, counted from 0
 SIZES = dict(num_envs=2, rollout_length=16, log_interval=8, eval_episodes=2, progress=False)
 TOTAL = 2 * 16 * 64
-
-
-@delegating(stateful=False)
-@dataclass(frozen=True)
-class Poisoned:
-    """`agent_1` sees a NaN at step `at` of each environment; the state counts all steps."""
-
-    at: int
-    env: Any = Continuing(limit=1000)
-
-    def reset(self, key):
-        obs, state = self.env.reset(key)
-        return self._poison(obs, state), state
-
-    def step(self, key, state, action):
-        timestep, state = self.env.step(key, state, action)
-        obs = self._poison(timestep.obs, state)
-        return timestep._replace(obs=obs, final_obs=obs), state
-
-    def _poison(self, obs, state):
-        bad = jnp.where(state.step == self.at, jnp.nan, obs["agent_1"])
-        return {**obs, "agent_1": bad}
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,6 @@
 """Learners on replay in teams: equal results, mixed teams, faults and refusals."""
 
 import json
-from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +18,12 @@ from team_cases import (
     quick_compilation,  # noqa: F401 (a fixture)
     relative_difference,
 )
+from team_envs import Poisoned
 
 import marl
 from marl import groups
 from marl.agents import ddpg, dqn, ppo, sac, td3
-from marl.envs.delegation import delegating
 from marl.envs.errors import NotFinite, UsageError
-from marl.envs.features import Continuing
 from marl.envs.interface import AutoReset
 
 # Vmapped groups, and the same as a loop
@@ -102,7 +99,7 @@ def pairs():
 
     def of(*options):
         overrides = dict(zip(PAIR.agents, options, strict=True))
-        sizes = ONE_STEP | {"updates_per_rollout": 2}
+        sizes = ONE_STEP | {"updates_per_rollout": 2} if DQN in options else {}
         team = marl.team(PAIR, ppo, overrides=overrides, replay=sizes, vectorise=False)
         return outcome_of_pair(team)
 
@@ -157,28 +154,6 @@ def test_learners_of_every_kind_learn_in_one_environment():
 
 
 # What is not finite
-
-
-@delegating(stateful=False)
-@dataclass(frozen=True)
-class Poisoned:
-    """`agent_1` sees a NaN at step `at` of each environment; the state counts all steps."""
-
-    at: int
-    env: Any = Continuing(limit=1000)
-
-    def reset(self, key):
-        obs, state = self.env.reset(key)
-        return self._poison(obs, state), state
-
-    def step(self, key, state, action):
-        timestep, state = self.env.step(key, state, action)
-        obs = self._poison(timestep.obs, state)
-        return timestep._replace(obs=obs, final_obs=obs), state
-
-    def _poison(self, obs, state):
-        bad = jnp.where(state.step == self.at, jnp.nan, obs["agent_1"])
-        return {**obs, "agent_1": bad}
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from team_cases import (
 )
 
 import marl
-from marl import program, replay
-from marl.agents import dqn, ppo, sac
+from marl import fitting, program, replay
+from marl.agents import dqn, ppo, registry, sac
 from marl.envs.errors import UsageError
 from marl.logging import read_rows
 from marl.replay import Replay
@@ -251,3 +251,20 @@ def test_only_teams_that_want_a_buffer_have_one():
     assert marl.team(PROBE, dqn).spec.replay == Replay()
     mixed = marl.team(PROBE, ppo, overrides={"agent_1": {"learner": dqn}})
     assert mixed.spec.replay == Replay()
+
+
+@pytest.mark.parametrize("options", [{"capacity": 1000}, {"capacty": 5}])
+def test_sizes_of_a_buffer_that_nobody_uses_are_refused(options):
+    noop = {"overrides": {"agent_1": {"learner": "noop"}}}
+    with pytest.raises(UsageError) as error:
+        marl.team(PROBE, ppo, replay=options, **noop)
+    for word in (f"replay = {options}", "(ppo, noop)", "leave replay away", *fitting.ON_REPLAY):
+        assert word in str(error.value)
+    assert marl.team(PROBE, ppo, replay={}, **noop).spec.replay is None
+
+
+@pytest.mark.parametrize("learner", registry.ALGORITHMS)
+def test_the_learners_on_replay_are_known(learner):
+    kind = "continuous" if learner in ("td3", "ddpg") else "both"
+    team = marl.team(marl.make(f"toy/probe_{kind}"), learner)
+    assert (team.spec.replay is not None) == (learner in fitting.ON_REPLAY)
