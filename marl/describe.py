@@ -29,18 +29,18 @@ def _describe_critics(team: Any, group: Group, state: Any) -> list[str]:
     sets = [", ".join(team.agents[p] for p in members) for members in group.sets]
     return [
         f"critics of the team: {'; '.join(sets)}",
-        f"  stacked       {_stacked(group)}",
+        f"  stacked       {_stacked(group, vmapped=len(sets) > 1)}",
         f"  reads         {_describe_observations(team, group)}",
         f"  parameters    {_count(state) // len(group.sets):,} per critic",
     ]
 
 
-def _stacked(group: Group) -> str:
+def _stacked(group: Group, vmapped: bool) -> str:
     num_sets, num_members = group.shape
     how = f"{num_sets} parameter sets" if num_sets > 1 else "one parameter set"
     if num_members > 1:
         how += f"{', each' * (num_sets > 1)} shared by {num_members} agents"
-    return how + (", vmapped" if group.vectorise and max(group.shape) > 1 else ", not vmapped")
+    return how + (", vmapped" if group.vectorise and vmapped else ", not vmapped")
 
 
 def _describe_group(team: Any, index: int, group: Group, state: Any) -> list[str]:
@@ -51,7 +51,7 @@ def _describe_group(team: Any, index: int, group: Group, state: Any) -> list[str
     per = "set" if num_members > 1 else "agent"
     lines = [
         f"group {index}: {', '.join(names[p] for p in group.positions)}",
-        f"  stacked       {_stacked(group)}",
+        f"  stacked       {_stacked(group, vmapped=max(group.shape) > 1)}",
         f"  learner       {_learner_name(first.algorithm)}",
         f"  observation   {spaces.describe(spaces.from_signature(first.observation))}"
         + (" + agent id" if group.identified else ""),
