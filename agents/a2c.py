@@ -96,6 +96,7 @@ def make(
     return Learner(
         init=partial(actor_critic.init, parts),
         initial_memory=actor_critic.initial_memory,
+        draw=partial(actor_critic.draw, parts),
         act=partial(actor_critic.act, parts),
         act_greedy=partial(actor_critic.act_greedy, parts),
         update=partial(update, parts),

@@ -149,12 +149,19 @@ def initial_memory(batch_size: int) -> Any:
     return ()
 
 
+def draw(parts: Parts, key: jax.Array, batch_size: int) -> tuple[jax.Array, ...]:
+    """The random numbers [B, ...] that `act` takes."""
+    assert parts.policy is not None
+    return parts.policy.draw(key, (batch_size,))
+
+
 def act(parts: Parts, key: jax.Array, state: State, inputs: ActInput, hparams: Any) -> ActOutput:
     """Sample actions [B]; extras carry the log-probability and the samples before squashing."""
     del hparams
     assert parts.policy is not None
     outputs = policy_outputs(parts, state.actor.params, actor_features(parts, state, inputs.obs))
-    drawn = parts.policy.sample(key, *outputs, inputs.action_mask)
+    noise = draw(parts, key, inputs.reset.shape[0]) if inputs.noise is None else inputs.noise
+    drawn = parts.policy.sample_from(noise, *outputs, inputs.action_mask)
     extras = {"log_prob": drawn.log_prob, "raw": drawn.raw}
     return ActOutput(action=drawn.action, memory=inputs.memory, extras=extras)
 

@@ -33,6 +33,7 @@ class ActInput(NamedTuple):
     memory: Any  # [B, ...] of `initial_memory`; () for feed-forward networks
     reset: jax.Array  # [B] bool: the previous step ended the episode
     env_steps: Any = float("inf")  # [] environment steps taken; inf: schedules are at their end
+    noise: Any = None  # [B, ...] of `draw`; None: draw it from the key
 
 
 class ActOutput(NamedTuple):
@@ -91,6 +92,12 @@ class InitFn(Protocol):
 class MemoryFn(Protocol):
     def __call__(self, batch_size: int) -> Any:
         """The memory of `batch_size` fresh episodes; () for feed-forward networks."""
+        ...
+
+
+class DrawFn(Protocol):
+    def __call__(self, key: jax.Array, batch_size: int) -> Any:
+        """The random numbers [B, ...] that `act` would draw from `key`."""
         ...
 
 
@@ -157,6 +164,7 @@ class Learner(NamedTuple):
     apply_gradients: ApplyGradientsFn | None = None
     next_action: ActFn | None = None  # of the target policy, for other agents' Q-critics
     check: CheckFn | None = None
+    draw: DrawFn | None = None  # lets a team draw for all steps of a rollout at once
 
 
 class CriticUpdateFn(Protocol):

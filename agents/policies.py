@@ -51,15 +51,25 @@ class Policy(NamedTuple):
         """Length of `log_std`: one element per element of a Box."""
         return sum(leaf.size for leaf in spaces.leaves(self.space) if isinstance(leaf, Box))
 
-    def sample(self, key: jax.Array, outputs: jax.Array, log_std: jax.Array, mask: Any) -> Sample:
-        """Draw actions for `outputs` [..., num_outputs]."""
+    def draw(self, key: jax.Array, batch: tuple[int, ...]) -> tuple[jax.Array, ...]:
+        """The random numbers [*batch, ...] that `batch` samples take, one array per leaf."""
         found = spaces.leaves(self.space)
         keys = [key] if len(found) == 1 else jax.random.split(key, len(found))
+        return tuple(_draw(k, leaf, batch) for k, leaf in zip(keys, found, strict=True))
+
+    def sample(self, key: jax.Array, outputs: jax.Array, log_std: jax.Array, mask: Any) -> Sample:
+        """Draw actions for `outputs` [..., num_outputs]."""
+        return self.sample_from(self.draw(key, outputs.shape[:-1]), outputs, log_std, mask)
+
+    def sample_from(
+        self, noise: tuple[jax.Array, ...], outputs: jax.Array, log_std: jax.Array, mask: Any
+    ) -> Sample:
+        """`sample` with random numbers from `draw`."""
         actions, raws, log_probs = [], [], []
-        for k, (leaf, out, scale, leaf_mask) in zip(
-            keys, self._split(outputs, log_std, mask), strict=True
+        for drawn, (leaf, out, scale, leaf_mask) in zip(
+            noise, self._split(outputs, log_std, mask), strict=True
         ):
-            value = _sample(k, leaf, out, scale, leaf_mask)
+            value = _sample(drawn, leaf, out, scale, leaf_mask)
             if isinstance(leaf, Box):
                 raws.append(value)
             log_probs.append(self._leaf_log_prob(leaf, out, scale, leaf_mask, value))
@@ -208,17 +218,26 @@ def _components(space: MultiDiscrete, out: jax.Array, mask: jax.Array | None) ->
     return [_masked(o, m) for o, m in zip(jnp.split(out, ends, -1), masks, strict=True)]
 
 
-def _sample(key, space: Space, out, scale, mask) -> jax.Array:
+def _draw(key: jax.Array, space: Space, batch: tuple[int, ...]) -> jax.Array:
+    """Gumbel noise of every choice, or normal noise of every element of a Box."""
     if isinstance(space, Discrete):
-        return jax.random.categorical(key, _masked(out, mask))
+        return jax.random.gumbel(key, (*batch, space.n))
     if isinstance(space, MultiDiscrete):
         keys = jax.random.split(key, len(space.nvec))
-        parts = [
-            jax.random.categorical(k, logits)
-            for k, logits in zip(keys, _components(space, out, mask), strict=True)
-        ]
-        return jnp.stack(parts, -1)
-    return out + jnp.exp(scale) * jax.random.normal(key, out.shape)
+        parts = [jax.random.gumbel(k, (*batch, n)) for k, n in zip(keys, space.nvec, strict=True)]
+        return jnp.concatenate(parts, -1)
+    return jax.random.normal(key, (*batch, space.size))
+
+
+def _sample(noise: jax.Array, space: Space, out, scale, mask) -> jax.Array:
+    """The most likely value after adding noise: a draw from the softmax (Gumbel 1954)."""
+    if isinstance(space, Discrete):
+        return jnp.argmax(_masked(out, mask) + noise, -1)
+    if isinstance(space, MultiDiscrete):
+        drawn = jnp.split(noise, np.cumsum(space.nvec)[:-1], -1)
+        parts = zip(_components(space, out, mask), drawn, strict=True)
+        return jnp.stack([jnp.argmax(logits + added, -1) for logits, added in parts], -1)
+    return out + jnp.exp(scale) * noise
 
 
 def _mode(space: Space, out, mask) -> jax.Array:

@@ -233,6 +233,19 @@ def acting_keys(spec: TeamSpec, key: jax.Array) -> jax.Array:
     return groups.position_keys(key, range(len(spec.agents)))
 
 
+def acting_noise(spec: TeamSpec, keys: jax.Array, batch_size: int) -> tuple[Any, ...]:
+    """Per group what its learner's `act` draws, [S, N, B, ...], from `acting_keys` [A]."""
+
+    def of_group(group: Group) -> Any:
+        if group.learner.draw is None:
+            return None
+        draw = partial(group.learner.draw, batch_size=batch_size)
+        own = groups.take(keys, group.positions).reshape(group.shape)
+        return groups.over_sets(group, partial(groups.over_members, group, draw, (0,)), (0,), own)
+
+    return tuple(of_group(group) for group in lift(spec).groups)
+
+
 def _act(
     spec: TeamSpec,
     built: tuple[Group, ...],
@@ -244,7 +257,7 @@ def _act(
 ) -> ActOutput:
     """Actions by agent id, from `acting_keys` [A].
 
-    `inputs` has observations, masks and memories per group, [S, N, B, ...]; extras are the
+    `inputs` has observations, masks, memories and noise per group, [S, N, B, ...]; extras are the
     `GroupSteps` of each group, which `update` wants back.
     """
     action: dict[int, Any] = {}
@@ -253,7 +266,8 @@ def _act(
         group_masks = None if inputs.action_mask is None else inputs.action_mask[index]
         group_keys = groups.take(keys, group.positions).reshape(group.shape)
         obs, memory = inputs.obs[index], inputs.memory[index]
-        own = inputs._replace(obs=obs, action_mask=group_masks, memory=memory)
+        noise = None if inputs.noise is None else inputs.noise[index]
+        own = inputs._replace(obs=obs, action_mask=group_masks, memory=memory, noise=noise)
         out = learning.act_group(group, mode, group_keys, state[index], own, hparams[index])
         action |= groups.unstack(group, out.action)
         memories.append(out.memory)

@@ -188,7 +188,7 @@ def act_group(
     group: Group, mode: str, keys: jax.Array, state: Any, inputs: ActInput, hparams: Any
 ) -> Any:
     """A function of the learner with the signature of `act`, over all members [S, N, B, ...]."""
-    axes = (0, 0, _input_axes(inputs.action_mask), 0)
+    axes = (0, 0, _input_axes(inputs), 0)
     act_set = partial(_act_set, group, mode)
     return groups.over_sets(group, act_set, axes, keys, state, inputs, hparams)
 
@@ -200,12 +200,13 @@ def _act_set(group: Group, mode: str, keys, state, inputs: ActInput, hparams) ->
         obs = groups.identify(group, inputs.obs, member, inputs.reset.shape)
         return getattr(group.learner, mode)(key, state, inputs._replace(obs=obs), hparams)
 
-    axes = (0, 0, _input_axes(inputs.action_mask))
+    axes = (0, 0, _input_axes(inputs))
     one_hot = groups.member_one_hot(group)
     return groups.over_members(group, act_member, axes, keys, one_hot, inputs)
 
 
-def _input_axes(action_mask: Any) -> Any:
+def _input_axes(inputs: ActInput) -> Any:
     """The axis of S, or of N, in each field of an `ActInput`."""
-    fields: Any = (0, None if action_mask is None else 0, 0, None, None)
+    mask, noise = (None if x is None else 0 for x in (inputs.action_mask, inputs.noise))
+    fields: Any = (0, mask, 0, None, None, noise)
     return ActInput(*fields)

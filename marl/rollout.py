@@ -10,7 +10,7 @@ import numpy as np
 
 from marl import groups, rewards
 from marl.agents.learner import ActFn, ActInput
-from marl.dispatch import TeamSpec, acting_keys, lift
+from marl.dispatch import TeamSpec, acting_keys, acting_noise, lift
 from marl.envs.vector import VectorEnv, VectorState
 from marl.experience import TeamRollout
 from marl.groups import Group
@@ -83,12 +83,14 @@ class StepKeys(NamedTuple):
     """The randomness of one step."""
 
     act: jax.Array  # [A]
+    noise: Any  # per group, what acting draws from these, [S, N, B, ...]
     env: jax.Array  # [B + 1]
 
 
 def step_keys(spec: TeamSpec, env: VectorEnv, pair: jax.Array) -> StepKeys:
     """From a pair of keys [2], of acting and of the environments."""
-    return StepKeys(acting_keys(spec, pair[0]), env.step_keys(pair[1]))
+    keys = acting_keys(spec, pair[0])
+    return StepKeys(keys, acting_noise(spec, keys, env.num_envs), env.step_keys(pair[1]))
 
 
 def start(spec: TeamSpec, env: VectorEnv, key: jax.Array) -> Carry:
@@ -192,7 +194,7 @@ def act_and_step(
 
     `env_steps` [] are those taken so far; by default schedules of exploration are at their end.
     """
-    inputs = act_input(spec, env, carry)._replace(env_steps=env_steps)
+    inputs = act_input(spec, env, carry)._replace(env_steps=env_steps, noise=keys.noise)
     out = act(keys.act, state, inputs, hparams)
     reads_state = spec.state is not None
     global_state = env.global_state(carry.env) if reads_state else ()

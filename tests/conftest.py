@@ -11,8 +11,8 @@ from hypothesis import settings
 from marl import dispatch, evaluation, program, xla
 
 xla.prepare()
-# the emitters that `marl` compiles with, for everything that tests jit themselves
-EMITTERS = "--xla_cpu_use_fusion_emitters=false"
+# what `marl` compiles with, for everything that tests jit themselves
+EMITTERS = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=2"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {EMITTERS}".strip()
 # tests compile many small programs: keep those too, a second run is then several times faster
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
