@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from marl import critics, fitting, groups, learning, patterns
-from marl.agents.learner import Learner
+from marl.agents.learner import Given, Learner
 from marl.agents.validation import one_of
 from marl.binding import bind_options, bind_replay, resolve_algorithm
 from marl.dispatch import AgentSpec, Lifted, TeamSpec, lift
@@ -33,7 +33,7 @@ class Team:
 
     env: Any
     spec: TeamSpec
-    hparams: tuple[Any, ...]  # per agent in declared order, NamedTuples of floats
+    hparams: tuple[Any, ...]  # per agent in declared order, NamedTuples of floats (or `Given`)
     source: Any = None  # the environment as it was given
     request: Any = field(default=None, compare=False)  # the arguments of `team`, for the record
 
@@ -51,13 +51,18 @@ class Team:
         return tuple(agent.name for agent in self.spec.agents)
 
     def group_hparams(self) -> tuple[Any, ...]:
-        """Per group, a NamedTuple of float32 arrays [S]: one value per sharing set."""
+        """Per group, a NamedTuple of float32 arrays [S]: one value per sharing set.
 
-        def array(*values: float) -> jax.Array:
+        Where arrays are given instead of a float, these stand in its place, [S, ...].
+        """
+
+        def stacked(*values: Any) -> Any:
+            if isinstance(values[0], Given):
+                return jax.tree.map(lambda *xs: jnp.stack(xs), *(x.arrays for x in values))
             return jnp.asarray(values, jnp.float32)
 
         return tuple(
-            jax.tree.map(array, *(self.hparams[members[0]] for members in group.sets))
+            jax.tree.map(stacked, *(self.hparams[members[0]] for members in group.sets))
             for group in self.lifted.groups
         )
 
@@ -157,7 +162,7 @@ def team(
     one_of("mixer", mixer, learning.MIXERS)
     sharing, set_of = named_sets(sharing, agents)
     base = {"learner": learner, "critic": critic, "sharing": sharing, **learner_options}
-    resolved = [_resolve_agent(agent, agents, base, set_of, overrides or {}) for agent in agents]
+    resolved = [_resolve_agent(env, agent, base, set_of, overrides or {}) for agent in agents]
     teams = RewardTeams(*_reward_teams(reward_teams, agents), reward_pooling, death)
     spec = _spec(env, agents, resolved, teams, agent_ids, vectorise)
     spec = dataclasses.replace(spec, mixer=mixer)
@@ -176,13 +181,13 @@ def same_environment(env: Any, team: Team) -> bool:
 
 
 def _resolve_agent(
+    env: Any,
     agent: str,
-    agents: Sequence[str],
     base: Mapping[str, Any],
     set_of: Mapping[str, str],
     overrides: Mapping[str, Mapping[str, Any]],
 ) -> Resolved:
-    options = dict(base)
+    agents, options = tuple(env.agents), dict(base)
     options["sharing"] = set_of.get(agent, base["sharing"])
     sets = dict.fromkeys(set_of.values())
     for pattern, changes in overrides.items():
@@ -196,19 +201,25 @@ def _resolve_agent(
         if "learner" in changes and changes["learner"] != options["learner"]:
             # another learner starts from its own defaults
             options = {name: options[name] for name in _TEAM_OPTIONS}
+            if critics.kind(resolve_algorithm(changes["learner"])) is None:
+                options["critic"] = "self"  # the team's does not apply to it
         options |= changes
     one_of(f"sharing of {agent}", options["sharing"], ("none", "group", *sets))
     algorithm = resolve_algorithm(options["learner"])
     config, hparams = bind_options(
         algorithm, options["learner"], {k: v for k, v in options.items() if k not in _TEAM_OPTIONS}
     )
-    return Resolved(
-        algorithm,
-        config,
-        hparams,
-        critics.parse(options["critic"], "critic", agents),
-        options["sharing"],
-    )
+    sharing = options["sharing"]
+    if hasattr(algorithm, "bind"):
+        if sharing in sets:
+            raise UsageError(
+                f"{agent} is in the sharing set {sharing!r}, and learner {options['learner']!r} "
+                f"shares nothing; take {agent} out of sharing.{sharing}"
+            )
+        sharing = "none"
+        config, hparams = algorithm.bind(env, agent, config, hparams)
+    critic = critics.parse(options["critic"], "critic", agents)
+    return Resolved(algorithm, config, hparams, critic, sharing)
 
 
 def _reward_teams(
