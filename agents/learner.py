@@ -16,8 +16,14 @@ of other agents' actions too, None for a learner without a critic of its own. An
 critic may be held apart from its actors has `make_critic(config, critic_space)`, which returns a
 `Critic`, and `critic_options(config, hparams)`, a dict of what that depends on; its `make` then
 takes None for `critic_space`.
+
+The optional function `bind(env, agent, config, hparams)` completes both for one agent of an
+environment while a team is built, from files for instance, and returns what `make` and the
+learner's functions then get: a config that hashes, and a NamedTuple of floats and `Given` arrays.
+What an algorithm binds to an agent is that agent's own: it is never shared.
 """
 
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -42,6 +48,19 @@ class ActOutput(NamedTuple):
     action: Any  # [B, ...] PyTree of the action space
     memory: Any  # [B, ...] for the next step
     extras: Any  # [B, ...] what `update` wants back of this step (log-probability, ...)
+
+
+@dataclass(frozen=True)
+class Given:
+    """An hparam that is no float: arrays that `bind` found for an agent. Compares by `digest`.
+
+    `init` gets the arrays in its place, and puts what the learner needs into the state; from then
+    on `()` stands there.
+    """
+
+    arrays: Any = field(compare=False, repr=False)  # PyTree, not a single array
+    digest: str
+    origin: str = field(compare=False)  # where they come from, for people
 
 
 class CriticSpace(NamedTuple):

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+from collections.abc import Mapping
 from typing import Any
 
 from marl.envs.errors import UsageError, nearest
@@ -20,8 +21,8 @@ ALGORITHMS = {
 }
 
 
-def algorithm(name: str) -> Any:
-    """The algorithm of that name, or the user's own.
+def algorithm(name: str, known: Mapping[str, str] = ALGORITHMS) -> Any:
+    """The algorithm of that name among those `known`, or the user's own.
 
     That is a module, `my_learner` or `my_package.my_learner`, or something in it,
     `my_package.my_learner:MyLearner`.
@@ -31,11 +32,11 @@ def algorithm(name: str) -> Any:
             f"the run was trained with a learner object ({name.removeprefix('object:')}) that "
             "has no name; give the team again: marl.load(path, team=team)"
         )
-    path = ALGORITHMS.get(name, name)
+    path = known.get(name, name)
     module, colon, attribute = path.partition(":")
     importable = all(word.isidentifier() for word in module.split("."))  # not "", nor a path
     if not importable or not (colon or "." in module or importlib.util.find_spec(module)):
-        raise UsageError(f"learner {name!r} is not known; {nearest(name, ALGORITHMS, 40)}")
+        raise UsageError(f"learner {name!r} is not known; {nearest(name, known, 40)}")
     found = _module(module, name)
     return _attribute(found, attribute, name) if colon else found
 

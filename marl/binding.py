@@ -11,10 +11,13 @@ from marl.agents.validation import hparams_in_range
 from marl.envs.errors import UsageError, nearest
 from marl.replay import Replay
 
+# beside what knows of no other agents, algorithms that know of teams and runs
+ALGORITHMS = registry.ALGORITHMS | {"frozen": "marl.frozen"}
+
 
 def resolve_algorithm(learner: Any) -> Any:
     if isinstance(learner, str):
-        return registry.algorithm(learner)
+        return registry.algorithm(learner, ALGORITHMS)
     if isinstance(learner, Learner):
         return ReadyLearner(learner)
     missing = [name for name in ("Config", "Hparams", "make") if not hasattr(learner, name)]

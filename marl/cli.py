@@ -19,6 +19,8 @@ key=value settings are those of a preset or YAML file, with dots between the lev
   team.sharing=group                                none, group, or team.sharing.NAME=[agent_*]
   team.learner.learning_rate=1e-3                   any option of the learner
   'team.overrides.adversary_*.learning_rate=1e-4'   of some agents; the later match wins
+  'team.overrides.agent_*.learner=frozen' 'team.overrides.agent_*.run=runs/prey'
+                                                    play agents of another run, which do not learn
   training.total_steps=2e6 training.num_seeds=4
 """
 

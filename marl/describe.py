@@ -1,11 +1,13 @@
 """What a team is made of, in words, before anything compiles."""
 
+import re
 from typing import Any
 
 import jax
 import numpy as np
 
 from marl import critics, sequential
+from marl.agents.learner import Given
 from marl.envs import spaces
 from marl.groups import Group
 
@@ -61,7 +63,12 @@ def _describe_group(team: Any, index: int, group: Group, state: Any) -> list[str
     ]
     if reason:
         lines.insert(1, f"  apart         differs in {reason}")
-    return lines
+    return lines + [
+        f"  {name:13} {names[p]}: {value.origin}"
+        for p in group.positions
+        for name, value in team.hparams[p]._asdict().items()
+        if isinstance(value, Given)
+    ]
 
 
 def _learner_name(algorithm: Any) -> str:
@@ -96,7 +103,7 @@ def _count(state: Any) -> int:
     return sum(
         int(np.prod(leaf.shape))
         for path, leaf in leaves
-        if any(getattr(entry, "name", None) == "params" for entry in path)
+        if re.search(r"\.params\b", jax.tree_util.keystr(path))
     )
 
 
@@ -134,6 +141,8 @@ def _describe_hparams(team: Any) -> list[str]:
     values: dict[str, dict[str, float]] = {}
     for agent, hparams in zip(team.agents, team.hparams, strict=True):
         for name, value in hparams._asdict().items():
+            if isinstance(value, Given):
+                continue
             values.setdefault(name, {})[agent] = value
     differing = {
         name: by_agent for name, by_agent in values.items() if len(set(by_agent.values())) > 1

@@ -3,6 +3,7 @@
 config.yaml  metrics.jsonl  evaluations.jsonl  summary.json  failure.json (after a NaN)
 checkpoints/step_*       the newest few states of training
 best/seed_*/step_*       each seed's weights at its best evaluation
+frozen/AGENT/step_*      what frozen agents act by: copies out of other runs
 """
 
 import json
@@ -10,6 +11,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +24,7 @@ from marl.logging import JsonLines, read_rows, strict
 
 METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
 CONFIG, SUMMARY, FAILURE = "config.yaml", "summary.json", "failure.json"
-CHECKPOINTS, BEST = "checkpoints", "best"
+CHECKPOINTS, BEST, FROZEN = "checkpoints", "best", "frozen"
 
 
 class RunDirectory:
@@ -92,6 +94,18 @@ def best(path: Path, seed: int, report: Any = warnings.warn) -> Path:
             f"{path} holds no best weights of seed {seed}; evaluations during training keep them"
         )
     return found
+
+
+def frozen(path: Path, agent: str) -> Path:
+    """Where the policy of a frozen agent is kept."""
+    return path / FROZEN / quote(agent, safe="")
+
+
+def frozen_overrides(path: Path) -> dict[str, dict[str, str]]:
+    """Overrides by which the frozen agents of a run act by what its directory keeps."""
+    folder = path / FROZEN
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    return {unquote(kept.name): {"run": str(kept)} for kept in found}
 
 
 def rows(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -148,7 +148,7 @@ def _own_space(spec: TeamSpec, position: int, set_size: int) -> Any:
     """The observation space a learner sees: identified where parameters are shared."""
     space = spaces.from_signature(spec.agents[position].observation)
     if set_size > 1 and spec.agent_ids:
-        return {"agent_id": spaces.Box((set_size,), 0.0, 1.0), "obs": space}
+        return groups.identified_space(space, set_size)
     return space
 
 

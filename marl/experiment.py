@@ -10,19 +10,24 @@ from typing import Any
 from marl import config as configuration
 from marl import logging
 from marl.config import Config
-from marl.directory import CHECKPOINTS, CONFIG, SUMMARY
+from marl.directory import CHECKPOINTS, CONFIG, SUMMARY, frozen_overrides
 from marl.envs.errors import UsageError
-from marl.options import shown
+from marl.options import order_overrides, shown
 
 MAY_CHANGE = ("training.total_steps", "training.log_interval", "evaluation", "checkpoint")
 
 
-def build(config: Config, env: Any = None) -> tuple[Any, Any]:
-    """The environment (or `env`, where it is one without an id) and the team."""
+def build(config: Config, env: Any = None, directory: Path | None = None) -> tuple[Any, Any]:
+    """The environment (or `env`, where it is one without an id) and the team.
+
+    `directory` is that of the run, where there is one: its frozen agents are those it keeps.
+    """
     import marl
 
     env = marl.make(config.env.id, **config.env.kwargs) if env is None else env
     options = dict(vars(config.team))
+    if directory is not None:
+        options["overrides"] = order_overrides(options["overrides"], frozen_overrides(directory))
     learner = dict(options.pop("learner"))
     return env, marl.team(env, learner.pop("name"), **options, **learner)
 
@@ -84,7 +89,7 @@ def resume(directory: str | Path, settings: Iterable[str] = (), progress: bool =
             f"{', '.join(MAY_CHANGE)}. Start a new run for another experiment"
         )
     _check_unfinished(Path(directory), config.training.total_steps)
-    env, team = build(config)
+    env, team = build(config, directory=Path(directory))
     arguments = training_arguments(config)
     if changed:
         _write(file, configuration.to_yaml(config))

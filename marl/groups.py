@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from marl.envs.spaces import Box, SpaceTree
+
 
 class Group(NamedTuple):
     """Agents that are stacked together; static."""
@@ -130,9 +132,17 @@ def identify(group: Group, obs: Any, member: jax.Array, batch: tuple[int, ...]) 
     Returns:
       `obs` itself, or `{"agent_id": [*batch, N], "obs": obs}` where the group is identified.
     """
-    if not group.identified:
-        return obs
-    return {"agent_id": jnp.broadcast_to(member, (*batch, group.shape[1])), "obs": obs}
+    return with_id(obs, member, batch) if group.identified else obs
+
+
+def with_id(obs: Any, one_hot: jax.Array, batch: tuple[int, ...]) -> Any:
+    """Observations [*batch, ...] of `identified_space`; `one_hot` broadcasts to [*batch, N]."""
+    return {"agent_id": jnp.broadcast_to(one_hot, (*batch, one_hot.shape[-1])), "obs": obs}
+
+
+def identified_space(space: SpaceTree, num_members: int) -> SpaceTree:
+    """What an agent sees that is told which member of its sharing set it is."""
+    return {"agent_id": Box((num_members,), 0.0, 1.0), "obs": space}
 
 
 def member_one_hot(group: Group) -> jax.Array:

@@ -157,9 +157,9 @@ def _override_last(
 
 def learner_options(name: str) -> dict[str, Any]:
     """A registered learner's options with their kinds: its Config's fields and its Hparams'."""
-    from marl.agents.registry import algorithm
+    from marl.binding import resolve_algorithm
 
-    learner = algorithm(name)
+    learner = resolve_algorithm(name)
     missing = [part for part in ("Config", "Hparams", "make") if not hasattr(learner, part)]
     if missing:
         raise UsageError(f"learner {name!r} is a module without {', '.join(missing)}")

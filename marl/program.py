@@ -134,7 +134,7 @@ def init_state(spec: ProgramSpec, key: jax.Array, hparams: Any) -> RunState:
     key_init, key_reset, key_run = jax.random.split(key, 3)
     team = lift(spec.team).learner.init(key_init, hparams)
     carry = rollout.start(spec.team, vector_env(spec), key_reset)
-    state = RunState(key_run, jnp.int32(0), team, hparams, carry)
+    state = RunState(key_run, jnp.int32(0), team, floats(hparams), carry)
     if spec.team.mixer != "none":
         from marl import mixing  # networks take their time to import
 
@@ -145,6 +145,16 @@ def init_state(spec: ProgramSpec, key: jax.Array, hparams: Any) -> RunState:
     rows = jax.eval_shape(partial(_rows, spec), state)
     one = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), rows)
     return state._replace(replay=replay.make_buffer(spec.team.replay, spec.num_envs).init(one))
+
+
+def floats(hparams: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Per group, the hparams without what only `init` reads (see `marl.agents.learner.Given`)."""
+
+    def keep(group: Any) -> Any:
+        given = [name for name, x in group._asdict().items() if not jax.tree_util.all_leaves([x])]
+        return group._replace(**dict.fromkeys(given, ()))
+
+    return tuple(map(keep, hparams))
 
 
 def _rows(spec: ProgramSpec, state: RunState) -> Any:

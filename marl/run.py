@@ -154,6 +154,9 @@ class Run:
         """Write to the new run directory `path` from now on."""
         self.path = Path(path)
         self._directory = RunDirectory.create(self.path, self.config)
+        from marl import policy_files  # which reads runs
+
+        policy_files.keep(self.team, self.path)
 
     def resume(self, path: str | Path, report: Callable[[str], Any]) -> None:
         """Go on from the newest whole checkpoint of a run directory; later rows are dropped.
@@ -293,7 +296,7 @@ def load(
     path = experiment.run_directory(path)
     recorded = configuration.load(path / CONFIG)
     if team is None:
-        _, team = experiment.build(recorded, env)
+        _, team = experiment.build(recorded, env, path)
     spec = ProgramSpec.of(team, recorded.training)
     keep_replay = recorded.checkpoint.replay
     run = Run(team, spec, recorded.training.seed, configuration.to_dict(recorded), keep_replay)

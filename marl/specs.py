@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from marl import critics, fitting, groups, learning, patterns
 from marl import sharing as sharing_of
-from marl.agents.learner import Learner
+from marl.agents.learner import Given, Learner
 from marl.agents.validation import one_of
 from marl.binding import bind_options, bind_replay, resolve_algorithm
 from marl.dispatch import AgentSpec, Lifted, TeamSpec, lift
@@ -34,7 +34,7 @@ class Team:
 
     env: Any
     spec: TeamSpec
-    hparams: tuple[Any, ...]  # per agent in declared order, NamedTuples of floats
+    hparams: tuple[Any, ...]  # per agent in declared order, NamedTuples of floats (or `Given`)
     source: Any = None  # the environment as it was given
     request: Any = field(default=None, compare=False)  # the arguments of `team`, for the record
 
@@ -52,13 +52,18 @@ class Team:
         return tuple(agent.name for agent in self.spec.agents)
 
     def group_hparams(self) -> tuple[Any, ...]:
-        """Per group, a NamedTuple of float32 arrays [S]: one value per sharing set."""
+        """Per group, a NamedTuple of float32 arrays [S]: one value per sharing set.
 
-        def array(*values: float) -> jax.Array:
+        Where arrays are given instead of a float, these stand in its place, [S, ...].
+        """
+
+        def stacked(*values: Any) -> Any:
+            if isinstance(values[0], Given):
+                return jax.tree.map(lambda *xs: jnp.stack(xs), *(x.arrays for x in values))
             return jnp.asarray(values, jnp.float32)
 
         return tuple(
-            jax.tree.map(array, *(self.hparams[members[0]] for members in group.sets))
+            jax.tree.map(stacked, *(self.hparams[members[0]] for members in group.sets))
             for group in self.lifted.groups
         )
 
@@ -166,8 +171,7 @@ def team(
     actors, critics_of = sharing_of.named_sets(sharing, agents)
     base = {"learner": learner, "critic": critic, **learner_options}
     resolved = [
-        _resolve_agent(agent, agents, base, (actors, critics_of), overrides or {})
-        for agent in agents
+        _resolve_agent(env, agent, base, (actors, critics_of), overrides or {}) for agent in agents
     ]
     teams = RewardTeams(*_reward_teams(reward_teams, agents), reward_pooling, death)
     spec = _spec(env, agents, resolved, teams, agent_ids, vectorise)
@@ -190,13 +194,13 @@ def same_environment(env: Any, team: Team) -> bool:
 
 
 def _resolve_agent(
+    env: Any,
     agent: str,
-    agents: Sequence[str],
     base: Mapping[str, Any],
     named: tuple[sharing_of.Named, sharing_of.Named],
     overrides: Mapping[str, Mapping[str, Any]],
 ) -> Resolved:
-    options = dict(base)
+    agents, options = tuple(env.agents), dict(base)
     options["sharing"] = dict(zip(("actor", "critic"), (n.of(agent) for n in named), strict=True))
     for pattern, changes in overrides.items():
         if not isinstance(changes, Mapping):
@@ -209,19 +213,28 @@ def _resolve_agent(
         if "learner" in changes and changes["learner"] != options["learner"]:
             # another learner starts from its own defaults
             options = {name: options[name] for name in _TEAM_OPTIONS}
+            changed = resolve_algorithm(changes["learner"])
+            if critics.kind(changed) is None:
+                options["critic"] = "self"  # the team's does not apply to it
+            if not hasattr(changed, "make_critic"):
+                actor, _ = sharing_of.by_part(options["sharing"], f"sharing of {agent}")
+                options["sharing"] = {"actor": actor, "critic": None}
         options |= changes
     sharing = sharing_of.resolve(options["sharing"], agent, *named)
     algorithm = resolve_algorithm(options["learner"])
     config, hparams = bind_options(
         algorithm, options["learner"], {k: v for k, v in options.items() if k not in _TEAM_OPTIONS}
     )
-    return Resolved(
-        algorithm,
-        config,
-        hparams,
-        critics.parse(options["critic"], "critic", agents),
-        *sharing,
-    )
+    if hasattr(algorithm, "bind"):
+        if sharing[0] in named[0].set_of.values():
+            raise UsageError(
+                f"{agent} is in the sharing set {sharing[0]!r}, and learner {options['learner']!r} "
+                f"shares nothing; take {agent} out of sharing.{sharing[0]}"
+            )
+        sharing = ("none", None)
+        config, hparams = algorithm.bind(env, agent, config, hparams)
+    critic = critics.parse(options["critic"], "critic", agents)
+    return Resolved(algorithm, config, hparams, critic, *sharing)
 
 
 def _reward_teams(

@@ -259,6 +259,13 @@ def test_learning_rates_of_actors_may_differ_where_the_critics_is_one():
     assert team.spec.critic_sets == ((0, 1, 2, 3),)
 
 
+def test_an_override_to_a_learner_without_state_values_leaves_the_shared_critic():
+    team = small_team(TRIO, **TEAM, overrides={"c": {"learner": "random"}})
+    assert team.spec.critic_sets == ((0, 1),)
+    after, _ = trained(team, compiled(team, max_updates=1), 1)
+    assert all_finite(after.team)
+
+
 def test_an_override_gives_an_agent_a_critic_of_its_own():
     team = small_team(TRIO, **TEAM, overrides={"c": {"sharing": {"critic": "none"}}})
     assert team.spec.critic_sets == ((0, 1),)
