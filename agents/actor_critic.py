@@ -111,7 +111,9 @@ def init(parts: Parts, key: jax.Array, hparams: Any) -> State:
         critic=critic,
         obs_statistics=fresh(parts.actor_reader),
         critic_obs_statistics=fresh(parts.critic_reader),
-        value_statistics=statistics.init() if config.normalize_values else (),
+        value_statistics=statistics.init()
+        if config.normalize_values and parts.critic_reader is not None
+        else (),
     )
 
 

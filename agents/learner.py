@@ -219,5 +219,5 @@ class Algorithm(Protocol):
         config: Any,
         observation_space: SpaceTree,
         action_space: SpaceTree,
-        critic_space: CriticSpace,
+        critic_space: CriticSpace | None,
     ) -> Learner: ...

@@ -32,7 +32,9 @@ def orthonormal(rows: jax.Array) -> jax.Array:
     def step(found: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         index, vector = row
         for _ in range(2):
-            vector = vector - (found @ vector) @ found
+            # not as products of matrices, which round one way alone and another in a batch
+            along = jnp.sum(found * vector, -1, keepdims=True)
+            vector = vector - jnp.sum(along * found, 0)
         unit = vector / jnp.linalg.norm(vector)
         return jax.lax.dynamic_update_index_in_dim(found, unit, index, 0), None
 

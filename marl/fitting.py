@@ -148,8 +148,8 @@ def check_update_order(spec: TeamSpec) -> None:
     if spec.update_order == "sequential" and not sequential.which(spec, lift(spec).groups):
         raise UsageError(
             "update_order = 'sequential' lets the agents of a reward team learn one after another, "
-            "and no team has two with policies that learn from rollouts (ppo, a2c); give "
-            "reward_teams, as in reward_teams = 'all'"
+            "and no team has two with policies of their own that learn from rollouts (ppo, a2c); "
+            "give reward_teams, as in reward_teams = 'all', and actors that not all of it share"
         )
 
 

@@ -30,6 +30,15 @@ def test_nearly_dependent_rows_still_come_out_orthogonal():
     np.testing.assert_allclose(found @ found.T, np.eye(8), atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(16, 8), (8, 16), (64, 18)])
+def test_a_batch_has_the_bits_of_each_alone(shape):
+    keys = jax.random.split(jax.random.key(0), 3)
+    batch = jax.jit(jax.vmap(lambda key: orthogonal(key, shape, 1.0)))(keys)
+    alone = jax.jit(lambda key: orthogonal(key, shape, 1.0))
+    for key, found in zip(keys, batch, strict=True):
+        np.testing.assert_array_equal(alone(key), found)
+
+
 def test_nothing_of_it_waits_in_a_thread_pool():
     """LAPACK's kernels of a batch do, and two of them at once wait for ever on two cores."""
     batched = jax.jit(jax.vmap(lambda key: orthogonal(key, (8, 4), 1.0)))
