@@ -88,6 +88,7 @@ def make(
     return Learner(
         init=partial(init, parts),
         initial_memory=q_learning.initial_memory,
+        draw=partial(q_learning.draw, parts),
         act=partial(q_learning.act, parts),
         act_greedy=partial(q_learning.act_greedy, parts),
         update=partial(update, parts),
@@ -162,10 +163,11 @@ def apply_gradients(
     """
     state = q_learning.apply_gradients(state, grads, hparams, learning_rate)
     steps = state.steps + 1
-    now = steps % config.target_update_interval == 0
     moved = optax.incremental_update(state.network.params, state.target_params, hparams.tau)
-    target_params = jax.tree.map(partial(jnp.where, now), moved, state.target_params)
-    return state._replace(target_params=target_params, steps=steps)
+    if config.target_update_interval > 1:
+        now = steps % config.target_update_interval == 0
+        moved = jax.tree.map(partial(jnp.where, now), moved, state.target_params)
+    return state._replace(target_params=moved, steps=steps)
 
 
 def _at(tree: Any, step: Any) -> Any:

@@ -9,6 +9,7 @@ squashing (`raw`) is kept, which makes the log-probability finite at the bounds.
 "normal", is a plain Gaussian, clipped into the bounds when it acts.
 """
 
+import math
 from collections.abc import Sequence
 from functools import reduce
 from typing import Any, NamedTuple
@@ -135,13 +136,14 @@ class Policy(NamedTuple):
                 for i, logits in enumerate(_components(leaf, out, mask))
             ]
             return _sum(log_probs)
-        log_prob = distrax.Normal(out, jnp.exp(scale)).log_prob(value)
+        mean, scale, value = _elements_first(out, scale, value)
+        log_prob = distrax.Normal(mean, jnp.exp(scale)).log_prob(value)
         if self._squashed(leaf):
             # log of the derivative of the rescaled tanh, stable for large values
-            low, high = (bound.reshape(-1) for bound in leaf.bounds())
             slope = 2.0 * (np.log(2.0) - value - jax.nn.softplus(-2.0 * value))
+            low, high = (bound.reshape(-1, *[1] * (out.ndim - 1)) for bound in leaf.bounds())
             log_prob = log_prob - slope - np.log(np.maximum(0.5 * (high - low), 1e-8))
-        return jnp.sum(log_prob, -1)
+        return jnp.sum(log_prob, 0)
 
     def _join(self, actions: list[jax.Array]) -> Any:
         return jax.tree.unflatten(jax.tree.structure(self.space, is_leaf=spaces.is_space), actions)
@@ -226,7 +228,9 @@ def _draw(key: jax.Array, space: Space, batch: tuple[int, ...]) -> jax.Array:
         keys = jax.random.split(key, len(space.nvec))
         parts = [jax.random.gumbel(k, (*batch, n)) for k, n in zip(keys, space.nvec, strict=True)]
         return jnp.concatenate(parts, -1)
-    return jax.random.normal(key, (*batch, space.size))
+    # the same numbers in one dimension: XLA vectorises along the last axis only, and this is short
+    shape = (*batch, space.size)
+    return jax.random.normal(key, (math.prod(shape),)).reshape(shape)
 
 
 def _sample(noise: jax.Array, space: Space, out, scale, mask) -> jax.Array:
@@ -237,7 +241,13 @@ def _sample(noise: jax.Array, space: Space, out, scale, mask) -> jax.Array:
         drawn = jnp.split(noise, np.cumsum(space.nvec)[:-1], -1)
         parts = zip(_components(space, out, mask), drawn, strict=True)
         return jnp.stack([jnp.argmax(logits + added, -1) for logits, added in parts], -1)
-    return out + jnp.exp(scale) * noise
+    mean, scale, noise = _elements_first(out, scale, noise)
+    return jnp.moveaxis(mean + jnp.exp(scale) * noise, 0, -1)
+
+
+def _elements_first(*arrays: jax.Array) -> list[jax.Array]:
+    """Arrays of the elements of a Box, broadcast, as [size, ...]: long axes last, as in `_draw`."""
+    return [jnp.moveaxis(x, -1, 0) for x in jnp.broadcast_arrays(*arrays)]
 
 
 def _mode(space: Space, out, mask) -> jax.Array:

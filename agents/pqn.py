@@ -87,6 +87,7 @@ def make(
     return Learner(
         init=partial(init, parts),
         initial_memory=q_learning.initial_memory,
+        draw=partial(q_learning.draw, parts),
         act=partial(q_learning.act, parts),
         act_greedy=partial(q_learning.act_greedy, parts),
         update=partial(update, parts),

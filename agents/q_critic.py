@@ -159,7 +159,13 @@ def outputs(
       own: [..., size] the own action of a Box, scaled to [-1, 1]; None for integers.
     """
     features = _features(critic, critic_obs, context, own)
-    return jax.vmap(critic.network.apply, in_axes=(0, None))(params, features)
+    # A copy for each critic, laid out as the networks take it: else the gradient of the action is
+    # one product over critics and units, for which XLA first transposes what it multiplies
+    num_critics = jax.tree.leaves(params)[0].shape[0]
+    columns = jnp.moveaxis(features.vector, -1, 0)
+    columns = jax.lax.optimization_barrier(jnp.broadcast_to(columns, (num_critics, *columns.shape)))
+    copies = Features(jnp.moveaxis(columns, 1, -1), features.images)
+    return jax.vmap(critic.network.apply, in_axes=(0, Features(0, None)))(params, copies)
 
 
 def action_values(
@@ -272,7 +278,8 @@ def _features(critic: QCritic, critic_obs: Any, context: Any, own: jax.Array | N
     found = [networks.features(observations, critic_obs, critic.image_encoder)]
     found += [networks.features(*_flat(space, action)) for space, action in pairs]
     vectors = [part.vector for part in found] + ([] if own is None else [own])
-    return Features(jnp.concatenate(vectors, -1), found[0].images)
+    columns = [jnp.moveaxis(x, -1, 0) for x in vectors]
+    return Features(jnp.moveaxis(jnp.concatenate(columns, 0), 0, -1), found[0].images)
 
 
 def _flat(space: Space, action: jax.Array) -> tuple[Space, jax.Array]:

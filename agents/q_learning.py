@@ -5,7 +5,7 @@ mask allows none, all count.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -104,14 +104,19 @@ def initial_memory(batch_size: int) -> Any:
     return ()
 
 
+def draw(parts: Parts, key: jax.Array, batch_size: int) -> jax.Array:
+    """The random numbers [B, 1 + n] of `act`: whether to explore, and where to."""
+    return jax.random.uniform(key, (batch_size, 1 + spaces.leaves(parts.action_space)[0].n))
+
+
 def act(parts: Parts, key: jax.Array, state: State, inputs: ActInput, hparams: Any) -> ActOutput:
     """Epsilon-greedy actions [B]: with probability epsilon, uniform over the legal ones."""
-    key_explore, key_random = jax.random.split(key)
     q = q_values(parts, state.network.params, inputs.obs)
     mask = leaf(parts, inputs.action_mask)
+    noise = draw(parts, key, q.shape[0]) if inputs.noise is None else inputs.noise
+    explore = noise[..., 0] < epsilon(hparams, inputs.env_steps)
     # the argmax of noise is a uniform draw, and `greedy_action` knows what is legal
-    random = greedy_action(jax.random.uniform(key_random, q.shape), mask)
-    explore = jax.random.uniform(key_explore, random.shape) < epsilon(hparams, inputs.env_steps)
+    random = greedy_action(noise[..., 1:], mask)
     return _acted(parts, inputs, jnp.where(explore, random, greedy_action(q, mask)))
 
 
@@ -161,7 +166,8 @@ def greedy_action(q: jax.Array, mask: jax.Array | None) -> jax.Array:
 
 def greedy_value(q: jax.Array, mask: jax.Array | None) -> jax.Array:
     """The largest values [...] of legal actions in q [..., n]; `mask` is like q, or None."""
-    return jnp.max(_legal(q, mask), -1)
+    legal = _legal(q, mask)
+    return reduce(jnp.maximum, [legal[..., i] for i in range(q.shape[-1])])
 
 
 def _legal(q: jax.Array, mask: jax.Array | None) -> jax.Array:

@@ -102,6 +102,7 @@ def make(
     return Learner(
         init=partial(init, parts),
         initial_memory=actor_critic.initial_memory,
+        draw=partial(draw, parts),
         act=sample,
         act_greedy=partial(act_greedy, parts),
         update=partial(update, parts),
@@ -143,13 +144,19 @@ def init(parts: Parts, key: jax.Array, hparams: Hparams) -> State:
     )
 
 
+def draw(parts: Parts, key: jax.Array, batch_size: int) -> tuple[jax.Array, ...]:
+    """The random numbers [B, ...] that `act` takes."""
+    return _policy(parts.action_space).draw(key, (batch_size,))
+
+
 def act(
     parts: Parts, key: jax.Array, state: State, inputs: ActInput, hparams: Hparams
 ) -> ActOutput:
     """Sample actions [B]; of next actions, those of the current policy."""
     del hparams
     outputs = _outputs(parts, state.actor.params, inputs.obs)
-    drawn = _policy(parts.action_space).sample(key, *outputs, inputs.action_mask).action
+    noise = draw(parts, key, inputs.reset.shape[0]) if inputs.noise is None else inputs.noise
+    drawn = _policy(parts.action_space).sample_from(noise, *outputs, inputs.action_mask).action
     return ActOutput(action=_action(parts, drawn), memory=inputs.memory, extras=())
 
 
@@ -260,10 +267,12 @@ def _policy(space: spaces.Space) -> Policy:
 def _outputs(parts: Parts, params: Any, obs: Any) -> tuple[jax.Array, jax.Array]:
     """What `Policy` takes: means or logits, and the log of standard deviations, bounded."""
     outputs = parts.actor.apply(params, q_critic.actor_features(parts, obs))
-    mean, log_std = jnp.split(outputs, [_policy(parts.action_space).num_outputs], -1)
+    outputs = jnp.moveaxis(outputs, -1, 0)
+    mean, log_std = jnp.split(outputs, [_policy(parts.action_space).num_outputs], 0)
     # slope 1 at 0, and gradients everywhere
     bound = jnp.where(log_std > 0, _HIGHEST_LOG_STD, -_LOWEST_LOG_STD)
-    return mean, bound * jnp.tanh(log_std / bound)
+    log_std = bound * jnp.tanh(log_std / bound)
+    return jnp.moveaxis(mean, 0, -1), jnp.moveaxis(log_std, 0, -1)
 
 
 def _action(parts: Parts, action: jax.Array) -> jax.Array:

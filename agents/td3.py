@@ -96,6 +96,7 @@ def make(
     return Learner(
         init=partial(init, parts),
         initial_memory=actor_critic.initial_memory,
+        draw=partial(draw, parts),
         act=partial(act, parts),
         act_greedy=partial(act_greedy, parts),
         update=partial(update, parts),
@@ -137,13 +138,18 @@ def init(parts: Parts, key: jax.Array, hparams: Hparams) -> State:
     )
 
 
+def draw(parts: Parts, key: jax.Array, batch_size: int) -> jax.Array:
+    """The random numbers [B, size] that `act` takes."""
+    return jax.random.normal(key, (batch_size, parts.action_space.size))
+
+
 def act(
     parts: Parts, key: jax.Array, state: State, inputs: ActInput, hparams: Hparams
 ) -> ActOutput:
     """The actor's actions [B] with Gaussian noise, within the bounds."""
-    noise = _exploration_noise(parts, hparams, inputs.env_steps)
+    noise = draw(parts, key, inputs.reset.shape[0]) if inputs.noise is None else inputs.noise
     mean = jnp.tanh(_outputs(parts, state.actor.params, inputs.obs))
-    unit = mean + noise * jax.random.normal(key, mean.shape)
+    unit = mean + _exploration_noise(parts, hparams, inputs.env_steps) * noise
     action = policies.from_unit(parts.action_space, jnp.clip(unit, -1.0, 1.0))
     return ActOutput(action=action, memory=inputs.memory, extras=())
 

@@ -33,12 +33,21 @@ def main() -> None:
             row = run(["taskset", "-c", str(options.core), str(python), str(HERE / script), *work])
             rows.setdefault(row["peer"], []).append(row)
     print(table(rows))
+    print(same_work(rows))
 
 
 def run(command: list[str]) -> dict:
-    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=HERE)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=HERE)
     print(done.stdout.splitlines()[-1], file=sys.stderr, flush=True)
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def same_work(rows: dict[str, list[dict]]) -> str:
+    """What both sides counted; raises where it differs."""
+    first, second = (found[0]["counts"] for found in rows.values())
+    if first != second:
+        raise SystemExit(f"the two sides did not do the same work: {rows}")
+    return "each side: " + json.dumps(first)
 
 
 def table(rows: dict[str, list[dict]]) -> str:
