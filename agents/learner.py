@@ -33,6 +33,7 @@ class ActInput(NamedTuple):
     memory: Any  # [B, ...] of `initial_memory`; () for feed-forward networks
     reset: jax.Array  # [B] bool: the previous step ended the episode
     env_steps: Any = float("inf")  # [] environment steps taken; inf: schedules are at their end
+    active: Any = None  # [B] bool: who acts, the others keep their memory; None for everyone
 
 
 class ActOutput(NamedTuple):
@@ -80,6 +81,7 @@ class Rollout(NamedTuple):
     advantage_weight: jax.Array | None  # [T, B], multiplied in after normalisation; None for ones
     env_steps: jax.Array  # [] float32: environment steps taken before this rollout
     shuffle_key: jax.Array  # [] key of the minibatch permutation, equal for all agents of a batch
+    critic_memory: Any = ()  # the critic's before the first step, with the batch of critic_obs
 
 
 class InitFn(Protocol):
@@ -91,6 +93,17 @@ class InitFn(Protocol):
 class MemoryFn(Protocol):
     def __call__(self, batch_size: int) -> Any:
         """The memory of `batch_size` fresh episodes; () for feed-forward networks."""
+        ...
+
+
+class NextMemoryFn(Protocol):
+    def __call__(self, state: Any, experience: Rollout) -> Any:
+        """The critic's memory after a rollout, where the next one begins.
+
+        Critics are not asked while acting. So after an update the team asks for this, hands it back
+        as `critic_memory` of the next rollout, and starts from `critic_memory` of the learner. The
+        first `reset` of the next rollout says whether the episode goes on.
+        """
         ...
 
 
@@ -110,7 +123,10 @@ class UpdateFn(Protocol):
 
 class ValueFn(Protocol):
     def __call__(self, state: Any, critic_obs: Any) -> jax.Array:
-        """State values [...] in the units of the return, for critic observations [..., D]."""
+        """State values [...] in the units of the return, for critic observations [..., D].
+
+        Of a critic with memory: those of the first observations of episodes.
+        """
         ...
 
 
@@ -157,6 +173,8 @@ class Learner(NamedTuple):
     apply_gradients: ApplyGradientsFn | None = None
     next_action: ActFn | None = None  # of the target policy, for other agents' Q-critics
     check: CheckFn | None = None
+    critic_memory: MemoryFn | None = None  # of a critic with memory
+    next_critic_memory: NextMemoryFn | None = None
 
 
 class CriticUpdateFn(Protocol):

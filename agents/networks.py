@@ -1,11 +1,13 @@
-"""Networks: the only file that knows haiku.
+"""Networks: the only file that knows haiku, but for `cores`.
 
 An observation (any PyTree) becomes `Features` without parameters, once per rollout: vectors,
 one-hot integers and flattened arrays concatenated into one vector, images kept apart. A network is
-then an encoder per image, a torso over everything, and one linear head.
+then an encoder per image, a torso over everything, a memory core if there is one, and one linear
+head.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import haiku as hk
@@ -13,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from marl.agents import cores
 from marl.agents.orthogonal import orthogonal
 from marl.envs import spaces
 from marl.envs.spaces import Box, Discrete, Space, SpaceTree
@@ -35,6 +38,12 @@ class Features(NamedTuple):
     images: tuple[jax.Array, ...]  # [..., H, W, C], in the dtype the environment gave
 
 
+def no_memory(batch_size: int) -> Any:
+    """Feed-forward networks remember nothing."""
+    del batch_size
+    return ()
+
+
 class NetworkSpec(NamedTuple):
     """Static description of a network (hashable)."""
 
@@ -44,13 +53,23 @@ class NetworkSpec(NamedTuple):
     num_outputs: int = 1
     output_scale: float = 1.0
     dueling: bool = False  # a value and an advantage stream, each with the last hidden size
+    core: str = "none"  # one of `cores.CORES`, between the torso and the head
+    core_size: int = 0
 
 
 class Network(NamedTuple):
-    """`init(key, features) -> params`, `apply(params, features) -> [..., num_outputs]`."""
+    """`init(key, features) -> params`, and one of two ways to use it.
+
+    Feed-forward: `apply(params, features) -> [..., num_outputs]`. Recurrent, over T steps of B
+    sequences: `unroll(params, features, memory, reset, active) -> (outputs [T, B, num_outputs],
+    memories)`, with features [T, B, ...], memory [B, ...] before the first step, reset and active
+    [T, B] bool as `cores.unroll` has them, and memories [T, B, ...] after each step.
+    """
 
     init: Any
-    apply: Any
+    apply: Any  # None in recurrent networks
+    unroll: Any = None  # None in feed-forward networks
+    initial_memory: Any = no_memory  # batch_size -> memory [batch_size, ...] of fresh episodes
 
 
 def is_image(space: Space, image_encoder: str) -> bool:
@@ -95,23 +114,56 @@ def make_network(spec: NetworkSpec) -> Network:
     hidden layer of each its own.
     """
 
+    if spec.core != "none":
+        return _make_recurrent(spec)
+
     def forward(inputs: Features) -> jax.Array:
-        activation = ACTIVATIONS[spec.activation]
-        encoded = [_encode_image(image, activation) for image in inputs.images]
-        x = jnp.concatenate([inputs.vector, *encoded], -1)
-        batch = x.shape[:-1]
-        x = x.reshape(-1, x.shape[-1]).T  # [D, N] from here on
+        x, batch = _encode(inputs, spec)
         if spec.dueling:
             x = _torso(x, spec, spec.hidden_sizes[:-1])
-            value = _head(x, spec, spec.hidden_sizes[-1:], 1)
-            advantage = _head(x, spec, spec.hidden_sizes[-1:], spec.num_outputs)
-            y = value + advantage - jnp.mean(advantage, 0)
+            y = _dueling(x, spec)
         else:
             y = _head(x, spec, spec.hidden_sizes, spec.num_outputs)
         return y.T.reshape(*batch, spec.num_outputs)
 
     transformed = hk.without_apply_rng(hk.transform(forward))
     return Network(transformed.init, transformed.apply)
+
+
+def _make_recurrent(spec: NetworkSpec) -> Network:
+    """With a core after the torso; all but the core runs over [T * B] at once."""
+
+    def forward(inputs: Features, memory: Any, reset: jax.Array, active: jax.Array) -> Any:
+        x, batch = _encode(inputs, spec)
+        x = _torso(x, spec, spec.hidden_sizes[:-1] if spec.dueling else spec.hidden_sizes)
+        x, memories = cores.unroll(spec.core, spec.core_size, x, memory, reset, active)
+        y = _dueling(x, spec) if spec.dueling else _head(x, spec, (), spec.num_outputs)
+        return y.T.reshape(*batch, spec.num_outputs), memories
+
+    transformed = hk.without_apply_rng(hk.transform(forward))
+    memory = partial(cores.initial_memory, spec.core, spec.core_size)
+
+    def init(key: jax.Array, inputs: Features) -> Any:
+        sequences = jax.tree.map(lambda x: x[None], inputs)
+        size = inputs.vector.shape[0]
+        flags = jnp.zeros((1, size), bool)
+        return transformed.init(key, sequences, memory(size), flags, ~flags)
+
+    return Network(init, None, transformed.apply, memory)
+
+
+def _encode(inputs: Features, spec: NetworkSpec) -> tuple[jax.Array, tuple[int, ...]]:
+    """What the torso reads, [D, N], and the leading axes that N stands for."""
+    activation = ACTIVATIONS[spec.activation]
+    encoded = [_encode_image(image, activation) for image in inputs.images]
+    x = jnp.concatenate([inputs.vector, *encoded], -1)
+    return x.reshape(-1, x.shape[-1]).T, x.shape[:-1]
+
+
+def _dueling(x: jax.Array, spec: NetworkSpec) -> jax.Array:
+    value = _head(x, spec, spec.hidden_sizes[-1:], 1)
+    advantage = _head(x, spec, spec.hidden_sizes[-1:], spec.num_outputs)
+    return value + advantage - jnp.mean(advantage, 0)
 
 
 def make_mixer(num_values: int, width: int = 32, hyper_width: int = 64) -> Network:

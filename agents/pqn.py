@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marl.agents import losses, ppo, q_learning, returns
+from marl.agents import losses, minibatches, q_learning, returns
 from marl.agents.learner import CriticSpace, Learner, Rollout
 from marl.agents.q_learning import METRICS, Parts, Samples, State
 from marl.agents.validation import at_least, divisible
@@ -122,7 +122,7 @@ def update(
         weight=weight,
     )
     samples = jax.tree.map(lambda x: x.reshape(weight.size, *x.shape[2:]), samples)
-    orders = ppo.permutations(experience.shuffle_key, config.num_epochs, weight.size)
+    orders = minibatches.permutations(experience.shuffle_key, config.num_epochs, weight.size)
     indices = orders.reshape(config.num_epochs * config.num_minibatches, -1)
     step = partial(_minibatch_step, parts, hparams, rate, samples)
     state, rows = jax.lax.scan(step, state, indices)

@@ -244,8 +244,8 @@ def _act(
 ) -> ActOutput:
     """Actions by agent id, from `acting_keys` [A].
 
-    `inputs` has observations, masks and memories per group, [S, N, B, ...]; extras are the
-    `GroupSteps` of each group, which `update` wants back.
+    `inputs` has observations, masks, memories and who is active per group, [S, N, B, ...]; extras
+    are the `GroupSteps` of each group, which `update` wants back.
     """
     action: dict[int, Any] = {}
     memories, steps = [], []
@@ -253,7 +253,8 @@ def _act(
         group_masks = None if inputs.action_mask is None else inputs.action_mask[index]
         group_keys = groups.take(keys, group.positions).reshape(group.shape)
         obs, memory = inputs.obs[index], inputs.memory[index]
-        own = inputs._replace(obs=obs, action_mask=group_masks, memory=memory)
+        active = None if inputs.active is None else inputs.active[index]
+        own = inputs._replace(obs=obs, action_mask=group_masks, memory=memory, active=active)
         out = learning.act_group(group, mode, group_keys, state[index], own, hparams[index])
         action |= groups.unstack(group, out.action)
         memories.append(out.memory)

@@ -9,7 +9,7 @@ import learner_floats
 import numpy as np
 
 from marl.agents import a2c, ddpg, dqn, fixed, ppo, pqn, sac, td3
-from marl.agents.learner import ActInput, CriticSpace, Learner, Rollout
+from marl.agents.learner import ActInput, CriticSpace, Learner, MemoryFn, Rollout
 from marl.envs import spaces
 from marl.envs.spaces import Box, Discrete, MultiDiscrete, SpaceTree
 
@@ -105,6 +105,42 @@ CASES = {
         floats={**learner_floats.FLOATS, **learner_floats.ENTROPY},
         replaces=False,
     ),
+    "ppo-gru": Case(
+        ppo,
+        ppo.Config(
+            num_epochs=2,
+            num_minibatches=2,
+            hidden_sizes=(8,),
+            core="gru",
+            core_size=5,
+            sequence_length=3,
+            burn_in=2,
+        ),
+        observation_space=_SPACE,
+        action_space=Discrete(4),
+        critic_observations=(_SPACE, Box((2,))),
+        masked=True,
+        floats={**learner_floats.FLOATS, **learner_floats.ENTROPY},
+        replaces=False,
+    ),
+    "ppo-lstm": Case(
+        ppo,
+        ppo.Config(
+            num_epochs=2,
+            num_minibatches=2,
+            hidden_sizes=(8,),
+            core="lstm",
+            core_size=5,
+            clip_values=True,
+            **_NORMALISED,
+        ),
+        observation_space={"kind": Discrete(3), "speed": Box((2,))},
+        action_space=Discrete(4),
+        critic_observations=_SPACE,
+        masked=True,
+        floats={**learner_floats.FLOATS, **learner_floats.ENTROPY},
+        replaces=False,
+    ),
     "ppo-box": Case(
         ppo,
         ppo.Config(
@@ -154,6 +190,15 @@ CASES = {
         critic_observations=(_SPACE, Box((2,))),
         masked=True,
         floats=learner_floats.ON_POLICY,
+    ),
+    "a2c-gru": Case(
+        a2c,
+        a2c.Config(hidden_sizes=(8,), core="gru", core_size=5),
+        observation_space=_SPACE,
+        action_space=Discrete(4),
+        critic_observations=(_SPACE, Box((2,))),
+        masked=True,
+        floats={**learner_floats.FLOATS, **learner_floats.ENTROPY},
     ),
     "dqn": Case(
         dqn,
@@ -226,10 +271,20 @@ def random_mask(seed: int, space: SpaceTree, batch: tuple[int, ...]) -> Any:
     return spaces.map_spaces(leaf, space)
 
 
-def act_input(obs: Any, mask: Any = None) -> ActInput:
-    """The input of a feed-forward learner."""
+def act_input(
+    obs: Any, mask: Any = None, memory: Any = (), reset: Any = None, active: Any = None
+) -> ActInput:
+    """The input of a learner, by default of one without memory."""
     batch = jax.tree.leaves(obs)[0].shape[0]
-    return ActInput(obs, mask, (), np.zeros(batch, bool), np.float32(50.0))
+    reset = np.zeros(batch, bool) if reset is None else reset
+    return ActInput(obs, mask, memory, reset, np.float32(50.0), active)
+
+
+def random_memory(seed: int, initial: MemoryFn | None, batch_size: int) -> Any:
+    """As one may be in the middle of an episode."""
+    generator = np.random.default_rng(seed)
+    memory = () if initial is None else initial(batch_size)
+    return jax.tree.map(lambda x: generator.normal(size=x.shape).astype(np.float32), memory)
 
 
 def make_rollout(
@@ -244,7 +299,8 @@ def make_rollout(
     """A rollout that `act` chose the actions of, step by step (one program if it is jitted).
 
     Column 0 terminates at step 2 and is dead at steps 3 and 4 (observations zero, weight 0), column
-    1 is truncated at step 3; all are cut at the rollout's end.
+    1 is truncated at step 3; all are cut at the rollout's end. Episodes start in column 1 at step 4
+    and in column 2 at step 0.
     """
     T, B = batch
     critic_batch = critic_batch or batch
@@ -256,19 +312,23 @@ def make_rollout(
     for leaf in jax.tree.leaves(obs):
         leaf[weight == 0] = 0
     mask = random_mask(seed, case.action_space, batch) if case.masked else None
-    acted = stack(
-        [
-            act(key, state, act_input(*take((obs, mask), t)), hparams)
-            for t, key in enumerate(jax.random.split(jax.random.key(seed), T))
-        ]
-    )
+    reset = np.zeros(batch, bool)
+    reset[4, 1] = reset[0, 2] = True
+    learner = case.learner()
+    memory = first_memory = random_memory(seed + 8000, learner.initial_memory, B)
+    steps = []
+    for t, key in enumerate(jax.random.split(jax.random.key(seed), T)):
+        inputs = act_input(*take((obs, mask), t), memory, reset[t], weight[t] > 0)
+        steps.append(act(key, state, inputs, hparams))
+        memory = steps[-1].memory
+    acted = stack([step._replace(memory=()) for step in steps])
     return Rollout(
         obs=obs,
         action=acted.action,
         action_mask=mask,
         extras=acted.extras,
-        memory=(),
-        reset=np.zeros(batch, bool),
+        memory=first_memory,
+        reset=reset,
         critic_obs=sampled(seed + 1000, case.critic_observations, critic_batch),
         final_critic_obs=sampled(seed + 2000, case.critic_observations, critic_batch),
         final_obs=sampled(seed + 4000, case.observation_space, batch),
@@ -285,6 +345,7 @@ def make_rollout(
         advantage_weight=None,
         env_steps=np.float32(50.0),
         shuffle_key=jax.random.key(seed + 1),
+        critic_memory=random_memory(seed + 9000, learner.critic_memory, critic_batch[1]),
     )
 
 
