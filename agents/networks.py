@@ -1,4 +1,4 @@
-"""Networks: the only file that knows haiku, but for `cores`.
+"""Networks: with `cores` and `images` the only files that know haiku.
 
 An observation (any PyTree) becomes `Features` without parameters, once per rollout: vectors,
 one-hot integers and flattened arrays concatenated into one vector, images kept apart. A network is
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl.agents import cores
+from marl.agents import cores, images
 from marl.agents.orthogonal import orthogonal
 from marl.envs import spaces
 from marl.envs.spaces import Box, Discrete, Space, SpaceTree
@@ -155,7 +155,7 @@ def _make_recurrent(spec: NetworkSpec) -> Network:
 def _encode(inputs: Features, spec: NetworkSpec) -> tuple[jax.Array, tuple[int, ...]]:
     """What the torso reads, [D, N], and the leading axes that N stands for."""
     activation = ACTIVATIONS[spec.activation]
-    encoded = [_encode_image(image, activation) for image in inputs.images]
+    encoded = [images.encode(image, activation) for image in inputs.images]
     x = jnp.concatenate([inputs.vector, *encoded], -1)
     return x.reshape(-1, x.shape[-1]).T, x.shape[:-1]
 
@@ -289,60 +289,3 @@ def _simba(x: jax.Array, hidden_sizes: tuple[int, ...]) -> jax.Array:
         y = _Linear(4 * width, np.sqrt(2), jax.nn.relu)(_normalise(x))
         x = x + _Linear(width, 1.0)(y)
     return _normalise(x)
-
-
-def _encode_image(image: jax.Array, activation: Activation) -> jax.Array:
-    """Three 3x3 convolutions over an image of any size, flattened: [..., H, W, C] -> [..., F].
-
-    Pixels (integers with at most four channels) are scaled to [0, 1]; planes of features are not.
-    Large images are halved by a stride of 2.
-    """
-    x = image.astype(jnp.float32)
-    if jnp.issubdtype(image.dtype, jnp.integer) and image.shape[-1] <= 4:
-        x = x / 255.0
-    for channels in (32, 32, 32):
-        stride = 2 if min(x.shape[-3:-1]) > 8 else 1
-        x = activation(_Conv3x3(channels, stride)(x))
-    return x.reshape(*x.shape[:-3], -1)
-
-
-class _Conv3x3(hk.Module):
-    """A padded 3x3 convolution.
-
-    On a CPU XLA runs convolutions inside loops many times slower than matrix products, so there it
-    is nine shifted slices and one product; elsewhere `lax.conv`. The parameters are the same.
-    """
-
-    def __init__(self, channels: int, stride: int):
-        super().__init__()
-        self.channels, self.stride = channels, stride
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        w_init = _orthogonal(np.sqrt(2))
-        w = hk.get_parameter("w", (9 * x.shape[-1], self.channels), init=w_init)
-        b = hk.get_parameter("b", (self.channels,), init=jnp.zeros)
-        product = _conv_slices if jax.default_backend() == "cpu" else _conv_lax
-        return product(x, w, self.stride) + b
-
-
-def _conv_slices(x: jax.Array, w: jax.Array, stride: int) -> jax.Array:
-    height, width = x.shape[-3:-1]
-    padded = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(1, 1), (1, 1), (0, 0)])
-    shifted = [
-        padded[..., i : i + height : stride, j : j + width : stride, :]
-        for i in range(3)
-        for j in range(3)
-    ]
-    return jnp.concatenate(shifted, -1) @ w
-
-
-def _conv_lax(x: jax.Array, w: jax.Array, stride: int) -> jax.Array:
-    batch, channels = x.shape[:-3], x.shape[-1]
-    out = jax.lax.conv_general_dilated(
-        x.reshape(-1, *x.shape[-3:]),
-        w.reshape(3, 3, channels, -1),
-        (stride, stride),
-        ((1, 1), (1, 1)),
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-    )
-    return out.reshape(*batch, *out.shape[1:])

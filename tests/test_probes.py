@@ -58,8 +58,7 @@ def values(team, state, agent, obs):
     raise AssertionError(agent)
 
 
-# By kind of probe: values by observation, and the best return. `memory` is not here: no learner
-# without memory can solve it.
+# By kind of probe: values by observation, and the best return; `memory` is below
 PROBES = {
     "constant": ({0: 1.0}, 1.0),
     "observation": ({-1: -1.0, 1: 1.0}, None),
@@ -90,6 +89,27 @@ def test_probe(kind, request):
     np.testing.assert_allclose(value, [list(expected.values())] * NUM_SEEDS, atol=0.05)
     if best is not None:
         assert np.all(returns[agent] >= best - 0.05)
+
+
+MEMORIES = {
+    "none": {},
+    "gru": {"sequence_length": 4, "burn_in": 2},  # episodes of 3 steps begin anywhere in it
+    "lstm": {},
+}
+
+
+@pytest.mark.parametrize("core", MEMORIES)
+def test_memory(core):
+    """A cue in the first step, the decision in the third, which looks the same whatever it was.
+
+    So without memory no policy's mean return is other than 0.
+    """
+    options = {"core": core, "core_size": 16, "learning_rate": 0.01, **MEMORIES[core]}
+    _, _, returns = learn(marl.make("toy/probe_memory"), 100, **options)
+    if core == "none":
+        assert np.all(np.abs(returns["agent_0"]) < 0.2)
+    else:
+        assert np.all(returns["agent_0"] >= 0.95)
 
 
 def test_cooperative_matrix_game():
