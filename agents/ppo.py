@@ -242,7 +242,8 @@ def _actor_batch(parts: Parts, state: State, rollout: Rollout, advantage: jax.Ar
         advantage=advantage,
         weight=rollout.weight,
     )
-    _, memories = sequences.run(parts.actor, state.actor.params["network"], features, steps)
+    params = state.actor.params["network"]
+    memories = sequences.memories_of(parts.actor, params, features, steps)
     return sequences.samples(batch, memories, parts.config)
 
 

@@ -112,6 +112,8 @@ def run(network: Network, params: Any, features: Features, steps: Any) -> tuple[
 
 def run_apart(network: Network, params: Any, features: Features, memories: Any) -> jax.Array:
     """Outputs [T, B, n] of steps that each go on from a memory of its own, [T, B, ...]."""
+    if not is_recurrent(network):
+        return network.apply(params, features)
     batch = features.vector.shape[:2]
 
     def flat(x: jax.Array) -> jax.Array:
@@ -128,6 +130,11 @@ def whole(network: Network, memory: Any, reset: jax.Array, weight: jax.Array) ->
     if not is_recurrent(network):
         return ()
     return Steps(jax.tree.map(lambda m: m[None], memory), reset, weight > 0)
+
+
+def memories_of(network: Network, params: Any, features: Features, steps: Any) -> Any:
+    """Memories [L, M, ...] after each step; () of feed-forward networks, which do not run."""
+    return run(network, params, features, steps)[1] if is_recurrent(network) else ()
 
 
 def last(memories: Any) -> Any:

@@ -121,7 +121,7 @@ def next_memory(parts: Parts, state: State, experience: Rollout) -> Any:
     features = critic_features(parts, state, experience.critic_obs)
     fold = experience.reward.shape[1] // features.vector.shape[1]
     steps = critic_steps(parts, experience, fold)
-    _, memories = sequences.run(parts.critic, state.critic.params, features, steps)
+    memories = sequences.memories_of(parts.critic, state.critic.params, features, steps)
     return jax.tree.map(lambda m: m[0], sequences.last(memories))
 
 

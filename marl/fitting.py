@@ -50,6 +50,12 @@ def _check_mixed_team(
 ) -> None:
     """Raise UsageError unless the members of a reward team can learn one value together."""
     name, names = spec.reward_teams.names[index], [spec.agents[p].name for p in members]
+    for p in members:
+        if (core := _option(resolved[p], "core")) not in (None, "none"):
+            raise UsageError(
+                f"mixer = {spec.mixer!r} mixes values of learners without memory, and "
+                f"{spec.agents[p].name} has core = {core!r}; set core = 'none', or mixer = 'none'"
+            )
     others = [spec.agents[p].name for p in members if p not in valued]
     if others:
         raise UsageError(

@@ -46,7 +46,7 @@ SCRIPT = """
 
 @pytest.mark.parametrize(
     ("env_id", "core"),
-    [("toy/masked", "none"), ("toy/masked", "lstm"), ("jaxmarl/MPE_simple_tag_v3", "none")],
+    [("toy/masked", "lstm"), ("jaxmarl/MPE_simple_tag_v3", "none")],
 )
 def test_exported_actions_are_the_policy_s(env_id, core, tmp_path):
     env = marl.make(env_id)

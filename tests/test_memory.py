@@ -9,7 +9,6 @@ from team_cases import (
     all_finite,
     assert_identical,
     compiled,
-    first_state,
     play,
     quick_compilation,  # noqa: F401 (a fixture)
     relative_difference,
@@ -24,8 +23,8 @@ from marl import rollout as rollout_of
 from marl.envs.vector import VectorEnv
 from marl.evaluation import MODES
 from marl.policy import Policy
+from marl.training import seed_keys
 
-TRIO = marl.make("toy/roster", names=["a", "b", "c"])
 SHIFT = shift(poison=True)  # episodes of 6 steps; agents die, go and come back
 SACRIFICE = marl.make("toy/sacrifice")
 MEMORY = {"core": "gru", "core_size": 5, "num_epochs": 1, "num_minibatches": 1}
@@ -37,10 +36,7 @@ TEAMS = {
         SHIFT,
         {"critic": "all", "reward_teams": "all", "sharing": "group", "core": "lstm"},
     ),
-    "a mix": (
-        marl.make("toy/heterogeneous"),
-        {"image_encoder": "flatten", "overrides": {"crew": {"core": "none"}}},
-    ),
+    "a mix": (SHIFT, {"overrides": {"cid": {"core": "none"}}}),
 }
 
 
@@ -83,8 +79,9 @@ def test_memories_have_a_place_for_every_environment(run):
 
 
 def test_without_memory_nothing_is_carried():
-    team = small_team(TRIO)
-    state = jax.eval_shape(lambda: first_state(team, compiled(team)))
+    team = small_team(SACRIFICE)
+    trainer, keys = compiled(team), seed_keys(0, 1)
+    state = jax.eval_shape(trainer.init_function, keys, team.group_hparams())
     assert not jax.tree.leaves((state.carry.memory, state.critic_memory))
 
 
@@ -115,7 +112,9 @@ def test_the_critics_memory_goes_on_where_the_rollout_before_ended(name):
     assert relative_difference(memory, forgotten) > 1e-2
 
 
-@pytest.mark.parametrize("name", ["own", "joint critic, shared"])
+@pytest.mark.parametrize(
+    "name", ["joint critic, shared", pytest.param("own", marks=pytest.mark.slow)]
+)
 def test_vmapped_groups_equal_the_same_team_as_a_loop(name):
     team, looped = (of(name, vectorise=v, **SMOOTH) for v in (True, False))
     one, other = (trained(t, compiled(t), 3)[0] for t in (team, looped))

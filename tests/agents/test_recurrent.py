@@ -1,4 +1,4 @@
-"""PPO with memory: it learns from what it acted with, and values what it remembers."""
+"""PPO and PQN with memory: they learn from what they acted with, and value what they remember."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ import pytest
 from learner_cases import Case, all_finite, relative_difference, take
 from ppo_reference import SPACE, Trained, changed_networks
 
-from marl.agents import actor_critic, ppo, sequences, state_values
+from marl.agents import actor_critic, ppo, pqn, q_learning, sequences, state_values
 from marl.agents.learner import CriticSpace
 from marl.envs.spaces import Discrete
 
@@ -214,3 +214,34 @@ def test_a_joint_critic_equals_a_tiled_one(trained):
     assert relative_difference(other, state) <= 1e-4
     for name in metrics:
         close(found[name], metrics[name], err_msg=name)
+
+
+def test_pqn_reads_what_a_step_led_to_with_the_memory_before_the_reset():
+    """One-step targets by hand, from acting step by step."""
+    config = pqn.Config(core="gru", core_size=6, hidden_sizes=(8,), num_minibatches=1)
+    of_pqn = Case(pqn, config, SPACE, Discrete(4), (), masked=True)
+    found = Trained(of_pqn, gamma=0.9, q_lambda=0.0)
+    parts = q_learning.make_parts("pqn", config, SPACE, Discrete(4), "gru", 6)
+    rollout, params = found.rollout, found.state.network.params
+    run = jax.jit(partial(sequences.act, parts.network, params))
+    memory, expected = rollout.memory, []
+    for t in range(6):
+        flags = {"reset": rollout.reset[t], "active": rollout.weight[t] > 0}
+        inputs = sequences.ActInput(None, None, memory, **flags)
+        memory = run(parts.features(rollout.obs[t]), inputs)[1]
+        after = sequences.ActInput(None, None, memory, np.zeros(4, bool))
+        q, _ = run(parts.features(rollout.final_obs[t]), after)
+        best = np.where(rollout.final_action_mask[t], q, -np.inf).max(-1)
+        expected.append(rollout.reward[t] + 0.9 * best * ~rollout.terminated[t])
+    steps = sequences.whole(parts.network, rollout.memory, rollout.reset, rollout.weight)
+    features = parts.features(rollout.obs)
+    memories = sequences.memories_of(parts.network, params, features, steps)
+    target = pqn.targets(parts, found.state, rollout, memories, found.hparams)
+    close(target, expected)
+    q, _ = sequences.run(parts.network, params, features, steps)
+    error = np.asarray(q_learning.chosen(q, rollout.action)) - target
+    _, metrics = found.update(
+        jax.random.key(0), found.state, rollout, found.hparams._replace(learning_rate=0.0)
+    )
+    live = rollout.weight > 0
+    close(metrics["td_error"], np.mean(np.abs(error[live])))
