@@ -165,7 +165,8 @@ def outputs(
     columns = jnp.moveaxis(features.vector, -1, 0)
     columns = jax.lax.optimization_barrier(jnp.broadcast_to(columns, (num_critics, *columns.shape)))
     copies = Features(jnp.moveaxis(columns, 1, -1), features.images)
-    return jax.vmap(critic.network.apply, in_axes=(0, Features(0, None)))(params, copies)
+    axes: Any = (0, None)  # of a vector and of images
+    return jax.vmap(critic.network.apply, in_axes=(0, Features(*axes)))(params, copies)
 
 
 def action_values(

@@ -294,7 +294,7 @@ def _spec(
                 resolved[p].critic, p, own_first, agents, observations, members
             )
     held = tuple(members for members in one_critic if members not in sets)
-    fitting.check_critic_sets(agents, held, scopes, observations)
+    fitting.check_critic_sets(agents, resolved, held, scopes, observations)
     return TeamSpec(
         agents=tuple(
             AgentSpec(agent, r.algorithm, r.config, scopes[p], observations[p], actions[p])

@@ -240,6 +240,11 @@ BAD = {
         {"learner": "dqn", "reward_teams": "all"},
         ["sharing.critic = 'reward_team'", "scout_0", "ppo, a2c"],
     ),
+    "memory": (
+        {"critic": "reward_team"},
+        TEAM | {"core": "gru"},
+        ["share a critic apart", "core = 'gru'", "sharing = 'group' or 'none'"],
+    ),
     "unknown in an override": (
         "none",
         {"overrides": {"crew": {"sharing": {"critic": "mine"}}}},
