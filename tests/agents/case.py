@@ -88,7 +88,7 @@ def act_input(
     """The input of a learner, by default of one without memory."""
     batch = jax.tree.leaves(obs)[0].shape[0]
     reset = np.zeros(batch, bool) if reset is None else reset
-    return ActInput(obs, mask, memory, reset, np.float32(50.0), active)
+    return ActInput(obs, mask, memory, reset, np.float32(50.0), active=active)
 
 
 def random_memory(seed: int, initial: MemoryFn | None, batch_size: int) -> Any:

@@ -113,6 +113,7 @@ def test_argument_order_is_law(case):
         "check": ["batch_shape"],
         "critic_memory": ["batch_size"],
         "next_critic_memory": ["state", "experience"],
+        "draw": ["key", "batch_size"],
     }
     learner = case.learner()
     assert set(expected) | {"experience"} == set(Learner._fields)
