@@ -29,8 +29,7 @@ from marl.agents.learner import Learner, Rollout
 from marl.agents.registry import ALGORITHMS, algorithm
 from marl.envs import spaces
 
-AGENTS = 3
-UPDATES = 5
+AGENTS, UPDATES = 3, 5
 BATCH = 4  # environments; everywhere the same, so that programs are shared
 
 
@@ -112,8 +111,8 @@ def test_argument_order_is_law(case):
         "next_action": ["key", "state", "inputs", "hparams"],
         "check": ["batch_shape"],
         "critic_memory": ["batch_size"],
-        "next_critic_memory": ["state", "experience"],
         "draw": ["key", "batch_size"],
+        "next_critic_memory": ["state", "experience"],
     }
     learner = case.learner()
     assert set(expected) | {"experience"} == set(Learner._fields)
