@@ -106,7 +106,9 @@ def initial_memory(batch_size: int) -> Any:
 
 def draw(parts: Parts, key: jax.Array, batch_size: int) -> jax.Array:
     """The random numbers [B, 1 + n] of `act`: whether to explore, and where to."""
-    return jax.random.uniform(key, (batch_size, 1 + spaces.leaves(parts.action_space)[0].n))
+    space = spaces.leaves(parts.action_space)[0]
+    assert isinstance(space, Discrete)
+    return jax.random.uniform(key, (batch_size, 1 + space.n))
 
 
 def act(parts: Parts, key: jax.Array, state: State, inputs: ActInput, hparams: Any) -> ActOutput:
