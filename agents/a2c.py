@@ -1,7 +1,7 @@
 """Advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783), synchronous: one step per rollout.
 
-It is PPO without epochs, minibatches and clipping. Adam steps where the authors use RMSProp, and
-actor and critic are two networks.
+It is PPO without epochs, minibatches and clipping; with memory, a rollout is one sequence. Adam
+steps where the authors use RMSProp, and actor and critic are two networks.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,15 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from marl.agents import actor_critic, losses, networks, policies, schedules, state_values
+from marl.agents import (
+    actor_critic,
+    losses,
+    networks,
+    policies,
+    schedules,
+    sequences,
+    state_values,
+)
 from marl.agents.actor_critic import Gradients, Parts, State
 from marl.agents.learner import Critic, CriticSpace, Learner, Rollout
 from marl.agents.state_values import Values
@@ -31,6 +39,8 @@ class Config:
     activation: str = "tanh"
     torso: str = "mlp"
     image_encoder: str = "cnn"
+    core: str = "none"  # memory of actor and critic, after the torso: "gru" or "lstm"
+    core_size: int = 64
     box_policy: str = "tanh_normal"
     learning_rate_schedule: str = "constant"
     entropy_schedule: str = "constant"
@@ -44,6 +54,7 @@ class Config:
         one_of("activation", self.activation, networks.ACTIVATIONS)
         one_of("torso", self.torso, networks.TORSOS)
         one_of("image_encoder", self.image_encoder, networks.IMAGE_ENCODERS)
+        sequences.check_config(self)
         one_of("box_policy", self.box_policy, policies.BOX_POLICIES)
         one_of("learning_rate_schedule", self.learning_rate_schedule, schedules.KINDS)
         one_of("entropy_schedule", self.entropy_schedule, schedules.KINDS)
@@ -95,7 +106,7 @@ def make(
     parts = actor_critic.make_parts(config, observation_space, action_space, critic_space)
     return Learner(
         init=partial(actor_critic.init, parts),
-        initial_memory=actor_critic.initial_memory,
+        initial_memory=partial(actor_critic.initial_memory, parts),
         draw=partial(actor_critic.draw, parts),
         act=partial(actor_critic.act, parts),
         act_greedy=partial(actor_critic.act_greedy, parts),
@@ -104,6 +115,7 @@ def make(
         value=None if critic_space is None else partial(state_values.value, parts),
         log_prob=partial(actor_critic.log_prob, parts),
         apply_gradients=actor_critic.apply_gradients,
+        **state_values.memory_functions(parts),
     )
 
 
@@ -181,7 +193,8 @@ def _actor_loss(
         advantage = advantage * rollout.advantage_weight
     features = losses.live(actor_critic.actor_features(parts, state, rollout.obs), weight)
     action, raw = losses.live((rollout.action, rollout.extras["raw"]), weight)
-    outputs = actor_critic.policy_outputs(parts, params, features)
+    steps = actor_critic.actor_steps(parts, rollout)
+    outputs = actor_critic.policy_outputs(parts, params, features, steps)
     log_prob = parts.policy.log_prob(*outputs, rollout.action_mask, action, raw)
     policy_loss = -losses.weighted_mean(log_prob * losses.live(advantage, weight), weight)
     entropy = losses.weighted_mean(parts.policy.entropy(*outputs, rollout.action_mask), weight)
@@ -191,7 +204,8 @@ def _actor_loss(
 def _critic_loss(
     parts: Parts, params: Any, state: State, values: Values, value_coef: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    output = actor_critic.critic_output(parts, params, losses.live(values.features, values.weight))
+    features = losses.live(values.features, values.weight)
+    output = actor_critic.critic_output(parts, params, features, values.steps)
     target = state_values.normalise_value(state, values.target)
     loss = losses.weighted_mean(losses.value_loss(output, target), values.weight)
     return value_coef * loss, loss

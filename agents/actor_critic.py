@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marl.agents import networks, statistics
+from marl.agents import networks, sequences, statistics
 from marl.agents.learner import ActInput, ActOutput, CriticSpace, Rollout
 from marl.agents.networks import Features, Network, NetworkSpec
 from marl.agents.optimizer import NetworkState, make_optimizer, step_network
@@ -65,7 +65,7 @@ def make_parts(
 
     def network(hidden_sizes: tuple[int, ...], num_outputs: int, scale: float) -> Network:
         spec = NetworkSpec(hidden_sizes, config.activation, config.torso, num_outputs, scale)
-        return networks.make_network(spec)
+        return networks.make_network(spec._replace(core=config.core, core_size=config.core_size))
 
     def reader(space: SpaceTree) -> Reader:
         return Reader(
@@ -111,7 +111,9 @@ def init(parts: Parts, key: jax.Array, hparams: Any) -> State:
         critic=critic,
         obs_statistics=fresh(parts.actor_reader),
         critic_obs_statistics=fresh(parts.critic_reader),
-        value_statistics=statistics.init() if config.normalize_values else (),
+        value_statistics=statistics.init()
+        if config.normalize_values and parts.critic_reader is not None
+        else (),
     )
 
 
@@ -143,10 +145,10 @@ def critic_options(config: Any, hparams: Any) -> dict[str, Any]:
     }
 
 
-def initial_memory(batch_size: int) -> Any:
-    """Feed-forward networks remember nothing."""
-    del batch_size
-    return ()
+def initial_memory(parts: Parts, batch_size: int) -> Any:
+    """The actor's memory of fresh episodes."""
+    assert parts.actor is not None
+    return parts.actor.initial_memory(batch_size)
 
 
 def draw(parts: Parts, key: jax.Array, batch_size: int) -> tuple[jax.Array, ...]:
@@ -159,11 +161,11 @@ def act(parts: Parts, key: jax.Array, state: State, inputs: ActInput, hparams: A
     """Sample actions [B]; extras carry the log-probability and the samples before squashing."""
     del hparams
     assert parts.policy is not None
-    outputs = policy_outputs(parts, state.actor.params, actor_features(parts, state, inputs.obs))
+    outputs, memory = _act_outputs(parts, state, inputs)
     noise = draw(parts, key, inputs.reset.shape[0]) if inputs.noise is None else inputs.noise
     drawn = parts.policy.sample_from(noise, *outputs, inputs.action_mask)
     extras = {"log_prob": drawn.log_prob, "raw": drawn.raw}
-    return ActOutput(action=drawn.action, memory=inputs.memory, extras=extras)
+    return ActOutput(action=drawn.action, memory=memory, extras=extras)
 
 
 def act_greedy(
@@ -172,19 +174,36 @@ def act_greedy(
     """The mode of the policy."""
     del key, hparams
     assert parts.policy is not None
-    outputs = policy_outputs(parts, state.actor.params, actor_features(parts, state, inputs.obs))
+    outputs, memory = _act_outputs(parts, state, inputs)
     action = parts.policy.mode(*outputs, inputs.action_mask)
-    return ActOutput(action=action, memory=inputs.memory, extras=())
+    return ActOutput(action=action, memory=memory, extras=())
+
+
+def _act_outputs(
+    parts: Parts, state: State, inputs: ActInput
+) -> tuple[tuple[jax.Array, jax.Array], Any]:
+    """What `Policy` takes, and the memory after the step."""
+    assert parts.actor is not None
+    params, features = state.actor.params, actor_features(parts, state, inputs.obs)
+    outputs, memory = sequences.act(parts.actor, params["network"], features, inputs)
+    return (outputs, params["log_std"]), memory
 
 
 def log_prob(parts: Parts, state: State, experience: Rollout) -> jax.Array:
     """Log-probability [T, B] of the rollout's actions under `state`."""
     assert parts.policy is not None
     features = actor_features(parts, state, experience.obs)
-    outputs = policy_outputs(parts, state.actor.params, features)
+    steps = actor_steps(parts, experience)
+    outputs = policy_outputs(parts, state.actor.params, features, steps)
     return parts.policy.log_prob(
         *outputs, experience.action_mask, experience.action, experience.extras["raw"]
     )
+
+
+def actor_steps(parts: Parts, rollout: Rollout) -> Any:
+    """What the actor needs of a rollout beside features: `sequences.Steps`, or ()."""
+    assert parts.actor is not None
+    return sequences.whole(parts.actor, rollout.memory, rollout.reset, rollout.weight)
 
 
 class Gradients(NamedTuple):
@@ -223,15 +242,17 @@ def critic_features(parts: Parts, state: State, critic_obs: Any) -> Features:
     return _normalise(parts.critic_reader, state.critic_obs_statistics, critic_obs)
 
 
-def policy_outputs(parts: Parts, params: Any, features: Features) -> tuple[jax.Array, jax.Array]:
-    """What `Policy` takes: the network's outputs and log_std."""
+def policy_outputs(
+    parts: Parts, params: Any, features: Features, steps: Any
+) -> tuple[jax.Array, jax.Array]:
+    """What `Policy` takes: the network's outputs and log_std; `steps` of `sequences`."""
     assert parts.actor is not None
-    return parts.actor.apply(params["network"], features), params["log_std"]
+    return sequences.run(parts.actor, params["network"], features, steps)[0], params["log_std"]
 
 
-def critic_output(parts: Parts, params: Any, features: Features) -> jax.Array:
-    """Values [...] in units of the critic's output."""
-    return parts.critic.apply(params, features)[..., 0]
+def critic_output(parts: Parts, params: Any, features: Features, steps: Any) -> jax.Array:
+    """Values [...] in units of the critic's output; `steps` of `sequences`."""
+    return sequences.run(parts.critic, params, features, steps)[0][..., 0]
 
 
 def _normalise(reader: Reader, stats: Any, obs: Any) -> Features:

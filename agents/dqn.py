@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from marl.agents import losses, q_learning, returns
+from marl.agents import losses, networks, q_learning, returns
 from marl.agents.learner import ActInput, ActOutput, CriticSpace, Learner, Rollout
 from marl.agents.q_learning import Parts, Samples, State
 from marl.agents.validation import at_least
@@ -87,7 +87,7 @@ def make(
     parts = q_learning.make_parts("dqn", config, observation_space, action_space)
     return Learner(
         init=partial(init, parts),
-        initial_memory=q_learning.initial_memory,
+        initial_memory=networks.no_memory,
         draw=partial(q_learning.draw, parts),
         act=partial(q_learning.act, parts),
         act_greedy=partial(q_learning.act_greedy, parts),

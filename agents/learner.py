@@ -40,6 +40,7 @@ class ActInput(NamedTuple):
     reset: jax.Array  # [B] bool: the previous step ended the episode
     env_steps: Any = float("inf")  # [] environment steps taken; inf: schedules are at their end
     noise: Any = None  # [B, ...] of `draw`; None: draw it from the key
+    active: Any = None  # [B] bool: who acts, the others keep their memory; None for everyone
 
 
 class ActOutput(NamedTuple):
@@ -100,6 +101,7 @@ class Rollout(NamedTuple):
     advantage_weight: jax.Array | None  # [T, B], multiplied in after normalisation; None for ones
     env_steps: jax.Array  # [] float32: environment steps taken before this rollout
     shuffle_key: jax.Array  # [] key of the minibatch permutation, equal for all agents of a batch
+    critic_memory: Any = ()  # the critic's before the first step, with the batch of critic_obs
 
 
 class InitFn(Protocol):
@@ -120,6 +122,17 @@ class DrawFn(Protocol):
         ...
 
 
+class NextMemoryFn(Protocol):
+    def __call__(self, state: Any, experience: Rollout) -> Any:
+        """The critic's memory after a rollout, where the next one begins.
+
+        Critics are not asked while acting. So after an update the team asks for this, hands it back
+        as `critic_memory` of the next rollout, and starts from `critic_memory` of the learner. The
+        first `reset` of the next rollout says whether the episode goes on.
+        """
+        ...
+
+
 class ActFn(Protocol):
     def __call__(self, key: jax.Array, state: Any, inputs: ActInput, hparams: Any) -> ActOutput:
         """Choose actions [B]. Never learns; statistics inside the state do not move."""
@@ -136,7 +149,10 @@ class UpdateFn(Protocol):
 
 class ValueFn(Protocol):
     def __call__(self, state: Any, critic_obs: Any) -> jax.Array:
-        """State values [...] in the units of the return, for critic observations [..., D]."""
+        """State values [...] in the units of the return, for critic observations [..., D].
+
+        Of a critic with memory: those of the first observations of episodes.
+        """
         ...
 
 
@@ -184,6 +200,8 @@ class Learner(NamedTuple):
     next_action: ActFn | None = None  # of the target policy, for other agents' Q-critics
     check: CheckFn | None = None
     draw: DrawFn | None = None  # lets a team draw for all steps of a rollout at once
+    critic_memory: MemoryFn | None = None  # of a critic with memory
+    next_critic_memory: NextMemoryFn | None = None
 
 
 class CriticUpdateFn(Protocol):
@@ -219,5 +237,5 @@ class Algorithm(Protocol):
         config: Any,
         observation_space: SpaceTree,
         action_space: SpaceTree,
-        critic_space: CriticSpace,
+        critic_space: CriticSpace | None,
     ) -> Learner: ...

@@ -1,11 +1,13 @@
-"""Networks: the only file that knows haiku.
+"""Networks: with `cores` and `images` the only files that know haiku.
 
 An observation (any PyTree) becomes `Features` without parameters, once per rollout: vectors,
 one-hot integers and flattened arrays concatenated into one vector, images kept apart. A network is
-then an encoder per image, a torso over everything, and one linear head.
+then an encoder per image, a torso over everything, a memory core if there is one, and one linear
+head.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import haiku as hk
@@ -13,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from marl.agents import cores, images
 from marl.agents.orthogonal import orthogonal
 from marl.envs import spaces
 from marl.envs.spaces import Box, Discrete, Space, SpaceTree
@@ -35,6 +38,12 @@ class Features(NamedTuple):
     images: tuple[jax.Array, ...]  # [..., H, W, C], in the dtype the environment gave
 
 
+def no_memory(batch_size: int) -> Any:
+    """Feed-forward networks remember nothing."""
+    del batch_size
+    return ()
+
+
 class NetworkSpec(NamedTuple):
     """Static description of a network (hashable)."""
 
@@ -44,13 +53,23 @@ class NetworkSpec(NamedTuple):
     num_outputs: int = 1
     output_scale: float = 1.0
     dueling: bool = False  # a value and an advantage stream, each with the last hidden size
+    core: str = "none"  # one of `cores.CORES`, between the torso and the head
+    core_size: int = 0
 
 
 class Network(NamedTuple):
-    """`init(key, features) -> params`, `apply(params, features) -> [..., num_outputs]`."""
+    """`init(key, features) -> params`, and one of two ways to use it.
+
+    Feed-forward: `apply(params, features) -> [..., num_outputs]`. Recurrent, over T steps of B
+    sequences: `unroll(params, features, memory, reset, active) -> (outputs [T, B, num_outputs],
+    memories)`, with features [T, B, ...], memory [B, ...] before the first step, reset and active
+    [T, B] bool as `cores.unroll` has them, and memories [T, B, ...] after each step.
+    """
 
     init: Any
-    apply: Any
+    apply: Any  # None in recurrent networks
+    unroll: Any = None  # None in feed-forward networks
+    initial_memory: Any = no_memory  # batch_size -> memory [batch_size, ...] of fresh episodes
 
 
 def is_image(space: Space, image_encoder: str) -> bool:
@@ -95,23 +114,56 @@ def make_network(spec: NetworkSpec) -> Network:
     hidden layer of each its own.
     """
 
+    if spec.core != "none":
+        return _make_recurrent(spec)
+
     def forward(inputs: Features) -> jax.Array:
-        activation = ACTIVATIONS[spec.activation]
-        encoded = [_encode_image(image, activation) for image in inputs.images]
-        x = jnp.concatenate([inputs.vector, *encoded], -1)
-        batch = x.shape[:-1]
-        x = x.reshape(-1, x.shape[-1]).T  # [D, N] from here on
+        x, batch = _encode(inputs, spec)
         if spec.dueling:
             x = _torso(x, spec, spec.hidden_sizes[:-1])
-            value = _head(x, spec, spec.hidden_sizes[-1:], 1)
-            advantage = _head(x, spec, spec.hidden_sizes[-1:], spec.num_outputs)
-            y = value + advantage - jnp.mean(advantage, 0)
+            y = _dueling(x, spec)
         else:
             y = _head(x, spec, spec.hidden_sizes, spec.num_outputs)
         return y.T.reshape(*batch, spec.num_outputs)
 
     transformed = hk.without_apply_rng(hk.transform(forward))
     return Network(transformed.init, transformed.apply)
+
+
+def _make_recurrent(spec: NetworkSpec) -> Network:
+    """With a core after the torso; all but the core runs over [T * B] at once."""
+
+    def forward(inputs: Features, memory: Any, reset: jax.Array, active: jax.Array) -> Any:
+        x, batch = _encode(inputs, spec)
+        x = _torso(x, spec, spec.hidden_sizes[:-1] if spec.dueling else spec.hidden_sizes)
+        x, memories = cores.unroll(spec.core, spec.core_size, x, memory, reset, active)
+        y = _dueling(x, spec) if spec.dueling else _head(x, spec, (), spec.num_outputs)
+        return y.T.reshape(*batch, spec.num_outputs), memories
+
+    transformed = hk.without_apply_rng(hk.transform(forward))
+    memory = partial(cores.initial_memory, spec.core, spec.core_size)
+
+    def init(key: jax.Array, inputs: Features) -> Any:
+        sequences = jax.tree.map(lambda x: x[None], inputs)
+        size = inputs.vector.shape[0]
+        flags = jnp.zeros((1, size), bool)
+        return transformed.init(key, sequences, memory(size), flags, ~flags)
+
+    return Network(init, None, transformed.apply, memory)
+
+
+def _encode(inputs: Features, spec: NetworkSpec) -> tuple[jax.Array, tuple[int, ...]]:
+    """What the torso reads, [D, N], and the leading axes that N stands for."""
+    activation = ACTIVATIONS[spec.activation]
+    encoded = [images.encode(image, activation) for image in inputs.images]
+    x = jnp.concatenate([inputs.vector, *encoded], -1)
+    return x.reshape(-1, x.shape[-1]).T, x.shape[:-1]
+
+
+def _dueling(x: jax.Array, spec: NetworkSpec) -> jax.Array:
+    value = _head(x, spec, spec.hidden_sizes[-1:], 1)
+    advantage = _head(x, spec, spec.hidden_sizes[-1:], spec.num_outputs)
+    return value + advantage - jnp.mean(advantage, 0)
 
 
 def make_mixer(num_values: int, width: int = 32, hyper_width: int = 64) -> Network:
@@ -237,60 +289,3 @@ def _simba(x: jax.Array, hidden_sizes: tuple[int, ...]) -> jax.Array:
         y = _Linear(4 * width, np.sqrt(2), jax.nn.relu)(_normalise(x))
         x = x + _Linear(width, 1.0)(y)
     return _normalise(x)
-
-
-def _encode_image(image: jax.Array, activation: Activation) -> jax.Array:
-    """Three 3x3 convolutions over an image of any size, flattened: [..., H, W, C] -> [..., F].
-
-    Pixels (integers with at most four channels) are scaled to [0, 1]; planes of features are not.
-    Large images are halved by a stride of 2.
-    """
-    x = image.astype(jnp.float32)
-    if jnp.issubdtype(image.dtype, jnp.integer) and image.shape[-1] <= 4:
-        x = x / 255.0
-    for channels in (32, 32, 32):
-        stride = 2 if min(x.shape[-3:-1]) > 8 else 1
-        x = activation(_Conv3x3(channels, stride)(x))
-    return x.reshape(*x.shape[:-3], -1)
-
-
-class _Conv3x3(hk.Module):
-    """A padded 3x3 convolution.
-
-    On a CPU XLA runs convolutions inside loops many times slower than matrix products, so there it
-    is nine shifted slices and one product; elsewhere `lax.conv`. The parameters are the same.
-    """
-
-    def __init__(self, channels: int, stride: int):
-        super().__init__()
-        self.channels, self.stride = channels, stride
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        w_init = _orthogonal(np.sqrt(2))
-        w = hk.get_parameter("w", (9 * x.shape[-1], self.channels), init=w_init)
-        b = hk.get_parameter("b", (self.channels,), init=jnp.zeros)
-        product = _conv_slices if jax.default_backend() == "cpu" else _conv_lax
-        return product(x, w, self.stride) + b
-
-
-def _conv_slices(x: jax.Array, w: jax.Array, stride: int) -> jax.Array:
-    height, width = x.shape[-3:-1]
-    padded = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(1, 1), (1, 1), (0, 0)])
-    shifted = [
-        padded[..., i : i + height : stride, j : j + width : stride, :]
-        for i in range(3)
-        for j in range(3)
-    ]
-    return jnp.concatenate(shifted, -1) @ w
-
-
-def _conv_lax(x: jax.Array, w: jax.Array, stride: int) -> jax.Array:
-    batch, channels = x.shape[:-3], x.shape[-1]
-    out = jax.lax.conv_general_dilated(
-        x.reshape(-1, *x.shape[-3:]),
-        w.reshape(3, 3, channels, -1),
-        (stride, stride),
-        ((1, 1), (1, 1)),
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-    )
-    return out.reshape(*batch, *out.shape[1:])

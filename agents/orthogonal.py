@@ -1,8 +1,8 @@
-"""Orthogonal initialisation (Saxe et al. 2013, arXiv:1312.6120) without LAPACK.
+"""Orthogonal initialisation (Saxe et al. 2013, arXiv:1312.6120), one matrix at a time.
 
-On CPU `jnp.linalg.qr` of a batch (agents, or seeds, that are vmapped) waits inside a worker of
-XLA's thread pool for other workers of the same pool: two of them at once, on two cores, wait for
-ever. What is here is plain arithmetic, which cannot.
+On CPU a batched `jnp.linalg.qr` (of agents, or seeds, that are vmapped) splits its batch over XLA's
+thread pool, and waits for the parts inside a worker of that pool: two such calls at once, on two
+cores, wait for ever. A single matrix is decomposed where it is called, so batches are looped over.
 """
 
 import math
@@ -22,19 +22,11 @@ def orthogonal(key: jax.Array, shape: tuple[int, ...], scale: float) -> jax.Arra
     return scale * (found.T if columns < rows else found).reshape(shape)
 
 
+@jax.custom_batching.sequential_vmap
 def orthonormal(rows: jax.Array) -> jax.Array:
-    """Gram-Schmidt: rows [n, m], n <= m, of length 1 and orthogonal, that span what `rows` do.
+    """Rows [n, m], n <= m, of length 1 and orthogonal, that span what `rows` do.
 
-    The Q of a QR decomposition with positive diagonal of R. Each row is projected twice, which is
-    enough for orthogonality to rounding (Giraud et al. 2005).
+    The Q of a QR decomposition with positive diagonal of R.
     """
-
-    def step(found: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        index, vector = row
-        for _ in range(2):
-            vector = vector - (found @ vector) @ found
-        unit = vector / jnp.linalg.norm(vector)
-        return jax.lax.dynamic_update_index_in_dim(found, unit, index, 0), None
-
-    indices = jnp.arange(rows.shape[0])
-    return jax.lax.scan(step, jnp.zeros_like(rows), (indices, rows))[0]
+    q, r = jnp.linalg.qr(rows.T)
+    return (q * jnp.sign(jnp.diag(r))).T

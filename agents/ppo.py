@@ -1,7 +1,7 @@
 """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347) with a clipped objective.
 
 Values of a whole rollout come from one pass after it. Minibatches are drawn from one permutation
-per epoch, which a team makes equal for all agents.
+per epoch, which a team makes equal for all agents: of steps, or with memory of whole sequences.
 """
 
 from dataclasses import dataclass
@@ -12,12 +12,21 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from marl.agents import actor_critic, losses, networks, policies, schedules, state_values
+from marl.agents import (
+    actor_critic,
+    losses,
+    minibatches,
+    networks,
+    policies,
+    schedules,
+    sequences,
+    state_values,
+)
 from marl.agents.actor_critic import Gradients, Parts, State
 from marl.agents.learner import Critic, CriticSpace, Learner, Rollout
 from marl.agents.networks import Features
 from marl.agents.state_values import Values
-from marl.agents.validation import at_least, divisible, one_of, positive_integers
+from marl.agents.validation import at_least, one_of, positive_integers
 from marl.envs.errors import UsageError
 from marl.envs.spaces import SpaceTree
 
@@ -33,6 +42,10 @@ class Config:
     activation: str = "tanh"
     torso: str = "mlp"
     image_encoder: str = "cnn"
+    core: str = "none"  # memory of actor and critic, after the torso: "gru" or "lstm"
+    core_size: int = 64
+    sequence_length: int = 0  # steps that gradients flow back through; 0: the whole rollout
+    burn_in: int = 0  # steps before a sequence that refresh its memory, without gradients
     box_policy: str = "tanh_normal"
     learning_rate_schedule: str = "constant"
     entropy_schedule: str = "constant"
@@ -49,6 +62,7 @@ class Config:
         one_of("activation", self.activation, networks.ACTIVATIONS)
         one_of("torso", self.torso, networks.TORSOS)
         one_of("image_encoder", self.image_encoder, networks.IMAGE_ENCODERS)
+        sequences.check_config(self)
         one_of("box_policy", self.box_policy, policies.BOX_POLICIES)
         one_of("learning_rate_schedule", self.learning_rate_schedule, schedules.KINDS)
         one_of("entropy_schedule", self.entropy_schedule, schedules.KINDS)
@@ -96,9 +110,10 @@ _CRITIC_METRICS = ("value_loss", "critic_grad_norm")
 
 
 class Batch(NamedTuple):
-    """One actor's samples [M, ...], flattened over time and environments."""
+    """One actor's samples: M steps [M, ...], or with memory M sequences [L, M, ...]."""
 
     features: Features
+    steps: Any  # `sequences.Steps`, or ()
     action: Any
     raw: tuple[jax.Array, ...]
     mask: Any
@@ -108,9 +123,10 @@ class Batch(NamedTuple):
 
 
 class CriticBatch(NamedTuple):
-    """One critic's samples [M, ...]; fewer than the actor's where agents share its input."""
+    """One critic's samples, as the actor's; fewer where agents share its input."""
 
     features: Features
+    steps: Any
     target: jax.Array  # in units of the critic's output
     old_value: jax.Array
     weight: jax.Array
@@ -140,7 +156,7 @@ def make(
     parts = actor_critic.make_parts(config, observation_space, action_space, critic_space)
     return Learner(
         init=partial(actor_critic.init, parts),
-        initial_memory=actor_critic.initial_memory,
+        initial_memory=partial(actor_critic.initial_memory, parts),
         draw=partial(actor_critic.draw, parts),
         act=partial(actor_critic.act, parts),
         act_greedy=partial(actor_critic.act_greedy, parts),
@@ -149,7 +165,8 @@ def make(
         value=None if critic_space is None else partial(state_values.value, parts),
         log_prob=partial(actor_critic.log_prob, parts),
         apply_gradients=actor_critic.apply_gradients,
-        check=partial(check, config),
+        check=partial(sequences.check_minibatches, config),
+        **state_values.memory_functions(parts),
     )
 
 
@@ -164,12 +181,6 @@ def make_critic(config: Config, critic_space: CriticSpace) -> Critic:
         value=partial(state_values.value, parts),
         update=partial(_update, parts),
     )
-
-
-def check(config: Config, batch_shape: tuple[int, int]) -> None:
-    """Raise UsageError where T * (number of environments) does not divide into minibatches."""
-    steps = batch_shape[0] * batch_shape[1]
-    divisible("num_envs * rollout_length", steps, "num_minibatches", config.num_minibatches)
 
 
 def update(
@@ -192,9 +203,10 @@ def _update(
         own_advantage, values = state_values.evaluate(parts, state, experience, hparams)
         advantage = own_advantage if advantage is None else advantage
     batch = None if parts.actor is None else _actor_batch(parts, state, experience, advantage)
-    critic_batch = None if values is None else _critic_batch(state, values)
+    critic_batch = None if values is None else _critic_batch(parts, state, values)
     step = partial(_minibatch_step, parts, hparams, scheduled, batch, critic_batch)
-    indices = _shuffled(experience.shuffle_key, config, batch, critic_batch)
+    sizes = (0 if x is None else x.weight.shape[-1] for x in (batch, critic_batch))
+    indices = minibatches.shuffled(experience.shuffle_key, config, *sizes)
     state, rows = jax.lax.scan(step, state, indices)
     names = [*(_ACTOR_METRICS if batch else ()), *(_CRITIC_METRICS if critic_batch else ())]
     metrics = dict(zip(names, jnp.mean(rows, 0), strict=True))
@@ -218,8 +230,12 @@ def _actor_batch(parts: Parts, state: State, rollout: Rollout, advantage: jax.Ar
         advantage = losses.standardise(advantage, rollout.weight)
     if rollout.advantage_weight is not None:
         advantage = advantage * rollout.advantage_weight
+    assert parts.actor is not None
+    features = actor_critic.actor_features(parts, state, rollout.obs)
+    steps = actor_critic.actor_steps(parts, rollout)
     batch = Batch(
-        features=actor_critic.actor_features(parts, state, rollout.obs),
+        features=features,
+        steps=steps,
         action=rollout.action,
         raw=rollout.extras["raw"],
         mask=rollout.action_mask,
@@ -227,12 +243,20 @@ def _actor_batch(parts: Parts, state: State, rollout: Rollout, advantage: jax.Ar
         advantage=advantage,
         weight=rollout.weight,
     )
-    return _flatten(batch)
+    params = state.actor.params["network"]
+    memories = sequences.memories_of(parts.actor, params, features, steps)
+    return sequences.samples(batch, memories, parts.config)
 
 
-def _critic_batch(state: State, values: Values) -> CriticBatch:
-    target = state_values.normalise_value(state, values.target)
-    return _flatten(CriticBatch(values.features, target, values.output, values.weight))
+def _critic_batch(parts: Parts, state: State, values: Values) -> CriticBatch:
+    batch = CriticBatch(
+        features=values.features,
+        steps=values.steps,
+        target=state_values.normalise_value(state, values.target),
+        old_value=values.output,
+        weight=values.weight,
+    )
+    return sequences.samples(batch, values.memories, parts.config)
 
 
 def _minibatch_step(
@@ -251,14 +275,14 @@ def _minibatch_step(
     grads, metrics = Gradients(), {}
     names: tuple[str, ...] = ()
     if actor_samples is not None:
-        batch = jax.tree.map(lambda x: x[indices[0]], actor_samples)
+        batch = sequences.select(actor_samples, indices[0])
         actor_grads, metrics = jax.grad(_actor_loss, argnums=1, has_aux=True)(
             parts, state.actor.params, batch, hparams.clip_epsilon, scheduled.entropy_coef
         )
         metrics["actor_grad_norm"] = optax.tree.norm(actor_grads)
         grads, names = grads._replace(actor=actor_grads), _ACTOR_METRICS
     if critic_samples is not None:
-        critic_batch = jax.tree.map(lambda x: x[indices[1]], critic_samples)
+        critic_batch = sequences.select(critic_samples, indices[1])
         critic_grads, metrics["value_loss"] = jax.grad(_critic_loss, argnums=1, has_aux=True)(
             parts, state.critic.params, critic_batch, hparams
         )
@@ -273,7 +297,7 @@ def _actor_loss(
     parts: Parts, params: Any, batch: Batch, clip_epsilon: jax.Array, entropy_coef: jax.Array
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     assert parts.policy is not None
-    outputs = actor_critic.policy_outputs(parts, params, batch.features)
+    outputs = actor_critic.policy_outputs(parts, params, batch.features, batch.steps)
     new_log_prob = parts.policy.log_prob(*outputs, batch.mask, batch.action, batch.raw)
     # an unweighted sample may hold anything: its ratio is set to 1 before the exponential
     log_ratio = jnp.where(batch.weight > 0, new_log_prob - batch.log_prob, 0.0)
@@ -293,7 +317,7 @@ def _actor_loss(
 def _critic_loss(
     parts: Parts, params: Any, batch: CriticBatch, hparams: Hparams
 ) -> tuple[jax.Array, jax.Array]:
-    output = actor_critic.critic_output(parts, params, batch.features)
+    output = actor_critic.critic_output(parts, params, batch.features, batch.steps)
     if parts.config.clip_values:
         loss = losses.clipped_value_loss(
             output, batch.old_value, batch.target, hparams.value_clip_epsilon
@@ -302,41 +326,3 @@ def _critic_loss(
         loss = losses.value_loss(output, batch.target)
     loss = losses.weighted_mean(loss, batch.weight)
     return hparams.value_coef * loss, loss
-
-
-def _shuffled(
-    key: jax.Array, config: Config, actor_samples: Batch | None, critic_samples: CriticBatch | None
-) -> tuple[jax.Array | None, jax.Array | None]:
-    """Sample indices [num_epochs * num_minibatches, samples per minibatch] of actor and critic."""
-
-    def indices(key: jax.Array, size: int) -> jax.Array:
-        orders = permutations(key, config.num_epochs, size)
-        return orders.reshape(config.num_epochs * config.num_minibatches, -1)
-
-    actor = None if actor_samples is None else indices(key, actor_samples.weight.shape[0])
-    if critic_samples is None:
-        return actor, None
-    size = critic_samples.weight.shape[0]
-    if actor is None:
-        return None, indices(key, size)
-    return actor, actor if actor.size == config.num_epochs * size else indices(
-        jax.random.fold_in(key, 1), size
-    )
-
-
-def permutations(key: jax.Array, number: int, size: int) -> jax.Array:
-    """Random orders [number, size] of 0 ... size - 1, from one sort of integers.
-
-    The low bits of each word are the index, the rest is random: sorting plain integers is six times
-    faster on a CPU than sorting pairs. Where the 32 - log2(size) random bits of two samples are
-    equal they stay in order, which only matters where a minibatch ends between them.
-    """
-    width = (size - 1).bit_length()
-    words = jax.random.bits(key, (number, size)) >> width << width
-    order = jnp.sort(words | jnp.arange(size, dtype=jnp.uint32))
-    return (order & jnp.uint32(2**width - 1)).astype(jnp.int32)
-
-
-def _flatten(tree: Any) -> Any:
-    """[T, B, ...] to [T * B, ...]."""
-    return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), tree)

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marl.agents import losses, ppo, q_learning, returns
+from marl.agents import losses, minibatches, q_learning, returns, sequences
 from marl.agents.learner import CriticSpace, Learner, Rollout
 from marl.agents.q_learning import METRICS, Parts, Samples, State
-from marl.agents.validation import at_least, divisible
+from marl.agents.validation import at_least
 from marl.envs.spaces import SpaceTree
 
 CRITIC = None  # no critic of its own
@@ -31,12 +31,17 @@ class Config:
     activation: str = "relu"
     torso: str = "mlp_norm"  # without a target network it is the layer norm that keeps Q stable
     image_encoder: str = "cnn"
+    core: str = "none"  # memory, after the torso: "gru" or "lstm"
+    core_size: int = 64
+    sequence_length: int = 0  # steps that gradients flow back through; 0: the whole rollout
+    burn_in: int = 0  # steps before a sequence that refresh its memory, without gradients
     learning_rate_schedule: str = "constant"
 
     def __post_init__(self):
         at_least("num_epochs", self.num_epochs, 1)
         at_least("num_minibatches", self.num_minibatches, 1)
         q_learning.check_config(self)
+        sequences.check_config(self)
 
 
 class Hparams(NamedTuple):
@@ -83,25 +88,21 @@ def make(
       UsageError: for any other action space.
     """
     del critic_space
-    parts = q_learning.make_parts("pqn", config, observation_space, action_space)
+    given = observation_space, action_space, config.core, config.core_size
+    parts = q_learning.make_parts("pqn", config, *given)
+    recurrent = sequences.is_recurrent(parts.network)
     return Learner(
         init=partial(init, parts),
-        initial_memory=q_learning.initial_memory,
+        initial_memory=parts.network.initial_memory,
         draw=partial(q_learning.draw, parts),
         act=partial(q_learning.act, parts),
         act_greedy=partial(q_learning.act_greedy, parts),
         update=partial(update, parts),
         experience="rollout",
-        q_values=partial(q_learning.q_values, parts),
+        q_values=None if recurrent else partial(q_learning.q_values, parts),
         apply_gradients=q_learning.apply_gradients,
-        check=partial(check, config),
+        check=partial(sequences.check_minibatches, config),
     )
-
-
-def check(config: Config, batch_shape: tuple[int, int]) -> None:
-    """Raise UsageError where T * (number of environments) does not divide into minibatches."""
-    steps = batch_shape[0] * batch_shape[1]
-    divisible("num_envs * rollout_length", steps, "num_minibatches", config.num_minibatches)
 
 
 def init(parts: Parts, key: jax.Array, hparams: Hparams) -> State:
@@ -116,14 +117,19 @@ def update(
     del key  # the order of samples comes from `experience.shuffle_key`
     config, weight = parts.config, experience.weight
     rate = q_learning.learning_rate(config, hparams, experience.env_steps)
+    features = losses.live(parts.features(experience.obs), weight)
+    steps = sequences.whole(parts.network, experience.memory, experience.reset, weight)
+    memories = sequences.memories_of(parts.network, state.network.params, features, steps)
     samples = Samples(
-        features=losses.live(parts.features(experience.obs), weight),
+        features=features,
         action=q_learning.leaf(parts, experience.action),
-        target=targets(parts, state, experience, hparams),
+        target=targets(parts, state, experience, memories, hparams),
         weight=weight,
+        steps=steps,
     )
-    samples = jax.tree.map(lambda x: x.reshape(weight.size, *x.shape[2:]), samples)
-    orders = ppo.permutations(experience.shuffle_key, config.num_epochs, weight.size)
+    samples = sequences.samples(samples, memories, config)
+    size = samples.weight.shape[-1]
+    orders = minibatches.permutations(experience.shuffle_key, config.num_epochs, size)
     indices = orders.reshape(config.num_epochs * config.num_minibatches, -1)
     step = partial(_minibatch_step, parts, hparams, rate, samples)
     state, rows = jax.lax.scan(step, state, indices)
@@ -133,9 +139,15 @@ def update(
     return state, metrics
 
 
-def targets(parts: Parts, state: State, experience: Rollout, hparams: Hparams) -> jax.Array:
-    """Targets [T, B], from one pass over what all transitions led to."""
-    q = q_learning.q_values(parts, state.network.params, experience.final_obs)
+def targets(
+    parts: Parts, state: State, experience: Rollout, memories: Any, hparams: Hparams
+) -> jax.Array:
+    """Targets [T, B], from one pass over what all transitions led to.
+
+    With memory, each is read with that of `memories` [T, B, ...] which its step left.
+    """
+    params, features = state.network.params, parts.features(experience.final_obs)
+    q = sequences.run_apart(parts.network, params, features, memories)
     mask = q_learning.leaf(parts, experience.final_action_mask)
     return returns.q_lambda(
         experience.reward,
@@ -156,7 +168,7 @@ def _minibatch_step(
     indices: jax.Array,
 ) -> tuple[State, jax.Array]:
     """One gradient step; the body of the scan. Metrics are in the order of `METRICS`."""
-    batch = jax.tree.map(lambda x: x[indices], samples)
+    batch = sequences.select(samples, indices)
     grads, metrics = q_learning.gradients(parts, state.network.params, batch)
     state = q_learning.apply_gradients(state, grads, hparams, rate)
     # one vector leaves the scan, not one array per metric: fewer kernels to compile

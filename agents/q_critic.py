@@ -164,11 +164,9 @@ def outputs(
     num_critics = jax.tree.leaves(params)[0].shape[0]
     columns = jnp.moveaxis(features.vector, -1, 0)
     columns = jax.lax.optimization_barrier(jnp.broadcast_to(columns, (num_critics, *columns.shape)))
-
-    def of_critic(params: Any, vector: jax.Array) -> jax.Array:
-        return critic.network.apply(params, Features(vector, features.images))
-
-    return jax.vmap(of_critic)(params, jnp.moveaxis(columns, 1, -1))
+    copies = Features(jnp.moveaxis(columns, 1, -1), features.images)
+    axes: Any = (0, None)  # of a vector and of images
+    return jax.vmap(critic.network.apply, in_axes=(0, Features(*axes)))(params, copies)
 
 
 def action_values(

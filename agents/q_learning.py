@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from marl.agents import losses, networks, schedules
+from marl.agents import losses, networks, schedules, sequences
 from marl.agents.learner import ActInput, ActOutput
 from marl.agents.networks import Features, Network, NetworkSpec
 from marl.agents.optimizer import NetworkState, make_optimizer, step_network
@@ -41,12 +41,13 @@ class Parts(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """What a gradient step learns from."""
+    """What a gradient step learns from: M steps, or with memory M sequences [L, M, ...]."""
 
     features: Features  # [M, ...]
     action: jax.Array  # [M] int
     target: jax.Array  # [M] what the Q of `action` should be
     weight: jax.Array  # [M]
+    steps: Any = ()  # `sequences.Steps`, or ()
 
 
 # names of the metrics of `gradients`
@@ -65,7 +66,12 @@ def check_config(config: Any) -> None:
 
 
 def make_parts(
-    name: str, config: Any, observation_space: SpaceTree, action_space: SpaceTree
+    name: str,
+    config: Any,
+    observation_space: SpaceTree,
+    action_space: SpaceTree,
+    core: str = "none",
+    core_size: int = 0,
 ) -> Parts:
     """The network of the learner called `name`; raises UsageError for other than one Discrete."""
     found = spaces.leaves(action_space)
@@ -81,6 +87,8 @@ def make_parts(
         config.torso,
         num_outputs=found[0].n,
         dueling=config.dueling,
+        core=core,
+        core_size=core_size,
     )
     return Parts(
         config=config,
@@ -98,28 +106,22 @@ def init_network(parts: Parts, key: jax.Array, hparams: Any) -> NetworkState:
     return NetworkState(params, optimizer.init(params))
 
 
-def initial_memory(batch_size: int) -> Any:
-    """Feed-forward networks remember nothing."""
-    del batch_size
-    return ()
-
-
 def draw(parts: Parts, key: jax.Array, batch_size: int) -> jax.Array:
     """The random numbers [B, 1 + n] of `act`: whether to explore, and where to."""
-    space = spaces.leaves(parts.action_space)[0]
-    assert isinstance(space, Discrete)
-    return jax.random.uniform(key, (batch_size, 1 + space.n))
+    (choice,) = spaces.leaves(parts.action_space)
+    assert isinstance(choice, Discrete)
+    return jax.random.uniform(key, (batch_size, 1 + choice.n))
 
 
 def act(parts: Parts, key: jax.Array, state: State, inputs: ActInput, hparams: Any) -> ActOutput:
     """Epsilon-greedy actions [B]: with probability epsilon, uniform over the legal ones."""
-    q = q_values(parts, state.network.params, inputs.obs)
+    q, memory = _act_values(parts, state, inputs)
     mask = leaf(parts, inputs.action_mask)
     noise = draw(parts, key, q.shape[0]) if inputs.noise is None else inputs.noise
     explore = noise[..., 0] < epsilon(hparams, inputs.env_steps)
     # the argmax of noise is a uniform draw, and `greedy_action` knows what is legal
     random = greedy_action(noise[..., 1:], mask)
-    return _acted(parts, inputs, jnp.where(explore, random, greedy_action(q, mask)))
+    return _acted(parts, memory, jnp.where(explore, random, greedy_action(q, mask)))
 
 
 def act_greedy(
@@ -127,13 +129,19 @@ def act_greedy(
 ) -> ActOutput:
     """The legal actions [B] of the largest Q."""
     del key, hparams
-    q = q_values(parts, state.network.params, inputs.obs)
-    return _acted(parts, inputs, greedy_action(q, leaf(parts, inputs.action_mask)))
+    q, memory = _act_values(parts, state, inputs)
+    return _acted(parts, memory, greedy_action(q, leaf(parts, inputs.action_mask)))
 
 
-def _acted(parts: Parts, inputs: ActInput, action: jax.Array) -> ActOutput:
+def _act_values(parts: Parts, state: State, inputs: ActInput) -> tuple[jax.Array, Any]:
+    """Values [B, n] of each action, and the memory after the step."""
+    features = parts.features(inputs.obs)
+    return sequences.act(parts.network, state.network.params, features, inputs)
+
+
+def _acted(parts: Parts, memory: Any, action: jax.Array) -> ActOutput:
     action = spaces.map_spaces(lambda space: action.astype(space.dtype), parts.action_space)
-    return ActOutput(action=action, memory=inputs.memory, extras=())
+    return ActOutput(action=action, memory=memory, extras=())
 
 
 def epsilon(hparams: Any, env_steps: jax.Array) -> jax.Array:
@@ -187,7 +195,8 @@ def gradients(parts: Parts, params: Any, samples: Samples) -> tuple[Any, dict[st
 
 def _loss(parts: Parts, params: Any, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
     weight = samples.weight
-    estimate = chosen(parts.network.apply(params, samples.features), samples.action)
+    q, _ = sequences.run(parts.network, params, samples.features, samples.steps)
+    estimate = chosen(q, samples.action)
     error = jnp.where(weight > 0, estimate - samples.target, 0.0)
     loss = losses.weighted_mean(0.5 * jnp.square(error), weight)
     metrics = {

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from marl.agents import actor_critic, losses, policies, q_critic, schedules
+from marl.agents import losses, networks, policies, q_critic, schedules
 from marl.agents.learner import ActInput, ActOutput, CriticSpace, Learner, Rollout
 from marl.agents.optimizer import NetworkState, step_network
 from marl.agents.policies import Policy
@@ -101,7 +101,7 @@ def make(
     sample = partial(act, parts)
     return Learner(
         init=partial(init, parts),
-        initial_memory=actor_critic.initial_memory,
+        initial_memory=networks.no_memory,
         draw=partial(draw, parts),
         act=sample,
         act_greedy=partial(act_greedy, parts),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marl.agents import losses, returns, statistics
+from marl.agents import losses, returns, sequences, statistics
 from marl.agents.actor_critic import Parts, State, critic_features, critic_output
 from marl.agents.learner import Rollout
 from marl.agents.networks import Features
@@ -23,13 +23,21 @@ class Values(NamedTuple):
     output: jax.Array  # [T, B] in units of the critic's output
     target: jax.Array  # [T, B] in units of the return
     weight: jax.Array  # [T, B]
+    steps: Any  # `sequences.Steps` of the critic, or ()
+    memories: Any  # [T, B, ...] the critic's after each step, or ()
     metrics: dict[str, jax.Array]
 
 
 def value(parts: Parts, state: State, critic_obs: Any) -> jax.Array:
-    """State values [...] in the units of the return."""
-    features = critic_features(parts, state, critic_obs)
-    return denormalise_value(state, critic_output(parts, state.critic.params, features))
+    """State values [...] in the units of the return; with memory, at the start of episodes."""
+    features, params = critic_features(parts, state, critic_obs), state.critic.params
+    if not sequences.is_recurrent(parts.critic):
+        return denormalise_value(state, critic_output(parts, params, features, ()))
+    batch = features.vector.shape[:-1]
+    flat = jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[len(batch) :]), features)
+    fresh = jax.tree.map(lambda m: m[None], parts.critic.initial_memory(flat.vector.shape[1]))
+    output = sequences.run_apart(parts.critic, params, flat, fresh)
+    return denormalise_value(state, output.reshape(batch))
 
 
 def evaluate(
@@ -43,10 +51,9 @@ def evaluate(
     """
     features = critic_features(parts, state, rollout.critic_obs)
     final = critic_features(parts, state, rollout.final_critic_obs)
-    # one after the other by one program, which is half as much to compile
-    both = jax.tree.map(lambda x, y: jnp.stack([x, y]), features, final)
-    output, next_output = jax.lax.map(partial(critic_output, parts, state.critic.params), both)
-    fold = rollout.reward.shape[1] // output.shape[1]
+    fold = rollout.reward.shape[1] // features.vector.shape[1]
+    steps = critic_steps(parts, rollout, fold)
+    output, next_output, memories = _outputs(parts, state, features, final, steps)
     estimate, following = (
         jnp.repeat(denormalise_value(state, x), fold, axis=1) for x in (output, next_output)
     )
@@ -64,7 +71,58 @@ def evaluate(
         "value_mean": losses.weighted_mean(estimate, rollout.weight),
     }
     target, weight = _unfold(target, rollout.weight, fold)
-    return advantage, Values(features, output, target, weight, metrics)
+    return advantage, Values(features, output, target, weight, steps, memories, metrics)
+
+
+def _outputs(
+    parts: Parts, state: State, features: Features, final: Features, steps: Any
+) -> tuple[jax.Array, jax.Array, Any]:
+    """The critic's outputs [T, B] of observations and of what each step led to, and memories.
+
+    What a step led to is read with the memory that the step left, whether or not the episode ended
+    there: a truncated one goes on in what it is worth.
+    """
+    params = state.critic.params
+    if sequences.is_recurrent(parts.critic):
+        output, memories = sequences.run(parts.critic, params, features, steps)
+        next_output = sequences.run_apart(parts.critic, params, final, memories)
+        return output[..., 0], next_output[..., 0], memories
+    # one after the other by one program, which is half as much to compile
+    both = jax.tree.map(lambda x, y: jnp.stack([x, y]), features, final)
+    run = partial(critic_output, parts, params, steps=steps)
+    output, next_output = jax.lax.map(run, both)
+    return output, next_output, ()
+
+
+def critic_steps(parts: Parts, rollout: Rollout, fold: int) -> Any:
+    """What the critic needs of a rollout beside features: `sequences.Steps`, or ().
+
+    Of `fold` agents with one critic, its memory moves in steps in which any of them was active.
+    """
+    if not sequences.is_recurrent(parts.critic):
+        return ()
+    weight = jnp.max(rollout.weight.reshape(rollout.weight.shape[0], -1, fold), -1)
+    reset = rollout.reset[:, ::fold]
+    return sequences.whole(parts.critic, rollout.critic_memory, reset, weight)
+
+
+def memory_functions(parts: Parts) -> dict[str, Any]:
+    """Those fields of a `Learner` that only critics with memory have."""
+    if parts.critic_reader is None or not sequences.is_recurrent(parts.critic):
+        return {}
+    return {
+        "critic_memory": parts.critic.initial_memory,
+        "next_critic_memory": partial(next_memory, parts),
+    }
+
+
+def next_memory(parts: Parts, state: State, experience: Rollout) -> Any:
+    """The critic's memory after a rollout, where the next one begins."""
+    features = critic_features(parts, state, experience.critic_obs)
+    fold = experience.reward.shape[1] // features.vector.shape[1]
+    steps = critic_steps(parts, experience, fold)
+    memories = sequences.memories_of(parts.critic, state.critic.params, features, steps)
+    return jax.tree.map(lambda m: m[0], sequences.last(memories))
 
 
 def _unfold(target: jax.Array, weight: jax.Array, fold: int) -> tuple[jax.Array, jax.Array]:

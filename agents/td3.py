@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marl.agents import actor_critic, losses, policies, q_critic, schedules
+from marl.agents import losses, networks, policies, q_critic, schedules
 from marl.agents.learner import ActInput, ActOutput, CriticSpace, Learner, Rollout
 from marl.agents.optimizer import NetworkState, step_network
 from marl.agents.q_critic import Batch, Parts
@@ -95,7 +95,7 @@ def make(
     parts = make_parts(config, observation_space, action_space, critic_space)
     return Learner(
         init=partial(init, parts),
-        initial_memory=actor_critic.initial_memory,
+        initial_memory=networks.no_memory,
         draw=partial(draw, parts),
         act=partial(act, parts),
         act_greedy=partial(act_greedy, parts),

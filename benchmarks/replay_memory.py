@@ -49,9 +49,8 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     kwargs = {"num_agents": options.agents, "num_landmarks": options.agents}
     env = marl.make("jaxmarl/MPE_simple_spread_v3", action_type="Continuous", **kwargs)
     sizes = {"capacity": options.capacity, "batch_size": options.batch_size}
-    team = marl.team(
-        env, options.learner, critic=options.one, replay=sizes | {"learning_starts": 0}
-    )
+    sizes["learning_starts"] = 0
+    team = marl.team(env, options.learner, critic=options.one, replay=sizes)
     num_envs, rollout_length = 16, 8
     updates = options.capacity // (num_envs * rollout_length) + 1
     spec = ProgramSpec(team.env, team.spec, num_envs, rollout_length, 0, 1, updates)

@@ -13,7 +13,7 @@ import optax
 
 from marl import experience, groups, mixing, rewards
 from marl.agents import losses, q_learning, returns
-from marl.agents.ppo import permutations
+from marl.agents.minibatches import permutations
 from marl.experience import Seen, TeamRollout
 from marl.groups import Group
 from marl.mixing import Mixed, mixed

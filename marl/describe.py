@@ -124,7 +124,8 @@ def _describe_learning(team: Any) -> list[str]:
     lines = []
     if spec.update_order == "sequential":
         turns = [lifted.groups[i] for i in sequential.which(spec, lifted.groups)]
-        agents = [team.agents[p] for p in sorted(p for group in turns for p in group.positions)]
+        sets = sorted(members for group in turns for members in group.sets)
+        agents = [" with ".join(team.agents[p] for p in members) for members in sets]
         lines.append(f"updates: {', '.join(agents)} one after another, in random order")
     if spec.mixer != "none":
         reads = "the global state" if spec.state is not None else "the members' observations"

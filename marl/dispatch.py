@@ -257,8 +257,8 @@ def _act(
 ) -> ActOutput:
     """Actions by agent id, from `acting_keys` [A].
 
-    `inputs` has observations, masks, memories and noise per group, [S, N, B, ...]; extras are the
-    `GroupSteps` of each group, which `update` wants back.
+    `inputs` has observations, masks, memories, noise and who is active per group, [S, N, B, ...];
+    extras are the `GroupSteps` of each group, which `update` wants back.
     """
     action: dict[int, Any] = {}
     memories, steps = [], []
@@ -266,8 +266,10 @@ def _act(
         group_masks = None if inputs.action_mask is None else inputs.action_mask[index]
         group_keys = groups.take(keys, group.positions).reshape(group.shape)
         obs, memory = inputs.obs[index], inputs.memory[index]
-        noise = None if inputs.noise is None else inputs.noise[index]
-        own = inputs._replace(obs=obs, action_mask=group_masks, memory=memory, noise=noise)
+        noise, active = (None if x is None else x[index] for x in (inputs.noise, inputs.active))
+        own = inputs._replace(
+            obs=obs, action_mask=group_masks, memory=memory, noise=noise, active=active
+        )
         out = learning.act_group(group, mode, group_keys, state[index], own, hparams[index])
         action |= groups.unstack(group, out.action)
         memories.append(out.memory)

@@ -40,6 +40,7 @@ class TeamRollout(NamedTuple):
     env_steps: jax.Array  # [] float32
     update: Any = 0  # [] int32: updates done before, one number for all seeds of a run
     usable: Any = None  # [T, A, B] bool: may be learned from; None where everything may
+    critic_memory: Any = ()  # per group, [S, ...]: critics' before the first step; () without any
 
 
 def learned_from(rollout: TeamRollout) -> jax.Array:
@@ -126,6 +127,7 @@ def of_group(
         advantage_weight=None,
         env_steps=rollout.env_steps,
         shuffle_key=shuffle_key,
+        critic_memory=rollout.critic_memory[index] if rollout.critic_memory else (),
     )
     critic_axis = None if group.joint else 1
     return experience, _axes(
@@ -139,6 +141,7 @@ def of_group(
         final_obs=1,
         final_action_mask=None if rollout.final_action_mask[index] is None else 1,
         advantage=None if advantage is None else 1,
+        critic_memory=0,
         context=1,
         next_context=1,
         reward=1,

@@ -154,8 +154,9 @@ def run_directory(directory: str | Path) -> Path:
 def check_new(out: str | Path) -> None:
     """Refuse a run directory that something is in already."""
     path = Path(out)
-    if path.exists() and not path.is_dir():
-        raise UsageError(f"{path} is a file; name a folder for the run")
+    for part in (path, *path.parents):
+        if part.exists() and not part.is_dir():
+            raise UsageError(f"{part} is a file; name a folder for the run")
     if path.is_dir() and any(path.iterdir()):
         raise UsageError(
             f"the run directory {path} exists and is not empty; name another, or go on with the "

@@ -50,6 +50,12 @@ def _check_mixed_team(
 ) -> None:
     """Raise UsageError unless the members of a reward team can learn one value together."""
     name, names = spec.reward_teams.names[index], [spec.agents[p].name for p in members]
+    for p in members:
+        if (core := _option(resolved[p], "core")) not in (None, "none"):
+            raise UsageError(
+                f"mixer = {spec.mixer!r} mixes values of learners without memory, and "
+                f"{spec.agents[p].name} has core = {core!r}; set core = 'none', or mixer = 'none'"
+            )
     others = [spec.agents[p].name for p in members if p not in valued]
     if others:
         raise UsageError(
@@ -127,12 +133,24 @@ def _check_ready(learner: Learner, hparams: Any) -> None:
 
 def check_critic_sets(
     agents: Sequence[str],
+    resolved: Sequence[Resolved],
     held: Sequence[Sequence[int]],
     scopes: Mapping[int, critics.Scope],
     observations: Sequence[Any],
 ) -> None:
-    """Raise UsageError where agents of unequal observations share a critic that reads their own."""
+    """Raise UsageError where agents share a critic apart from actors, and it could not be built.
+
+    They have unequal observations and it reads their own, or it has memory.
+    """
     for members in held:
+        core = getattr(resolved[members[0]].config, "core", "none")
+        if core != "none":
+            raise UsageError(
+                f"{', '.join(agents[p] for p in members)} share a critic apart from their actors, "
+                f"and core = {core!r} gives it memory, which only critics of their own actors can "
+                "have; let actors and critics be shared alike (sharing = 'group' or 'none'), or "
+                "leave core at 'none'"
+            )
         own = any("self" in scopes[p] for p in members)
         if own and len({observations[p] for p in members}) > 1:
             raise UsageError(
@@ -148,8 +166,8 @@ def check_update_order(spec: TeamSpec) -> None:
     if spec.update_order == "sequential" and not sequential.which(spec, lift(spec).groups):
         raise UsageError(
             "update_order = 'sequential' lets the agents of a reward team learn one after another, "
-            "and no team has two with policies that learn from rollouts (ppo, a2c); give "
-            "reward_teams, as in reward_teams = 'all'"
+            "and no team has two with policies of their own that learn from rollouts (ppo, a2c); "
+            "give reward_teams, as in reward_teams = 'all', and actors that not all of it share"
         )
 
 

@@ -184,6 +184,41 @@ def memories(group: Group, batch_size: int) -> Any:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (*group.shape, *x.shape)), one)
 
 
+def critic_memories(built: tuple[Group, ...], num_envs: int) -> tuple[Any, ...]:
+    """Per group, [S, ...]: memories of critics at the start of episodes; () if none has one.
+
+    Their batch is that of their input, [num_envs] where that is joint, else [num_envs * N].
+    """
+
+    def of_group(group: Group) -> Any:
+        if group.learner.critic_memory is None:
+            return ()
+        one = group.learner.critic_memory(num_envs * (1 if group.joint else group.shape[1]))
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (len(group.sets), *x.shape)), one)
+
+    found = tuple(of_group(group) for group in built)
+    return found if jax.tree.leaves(found) else ()
+
+
+def next_critic_memories(
+    spec: "TeamSpec", built: tuple[Group, ...], state: tuple[Any, ...], rollout: TeamRollout
+) -> tuple[Any, ...]:
+    """What `critic_memories` are after a rollout, under the states after its update."""
+    if not rollout.critic_memory:
+        return ()
+    result, seen = experience.outcome(spec.reward_teams, rollout), _seen(built, rollout, ())
+    nobody = jax.random.key(0)  # nothing is shuffled
+    memories = []
+    for index, group in enumerate(built):
+        if group.learner.next_critic_memory is None:
+            memories.append(())
+            continue
+        own, axes = experience.of_group(group, rollout, index, result, seen, nobody, {})
+        following = group.learner.next_critic_memory
+        memories.append(groups.over_sets(group, following, (0, axes), state[index], own))
+    return tuple(memories)
+
+
 def act_group(
     group: Group, mode: str, keys: jax.Array, state: Any, inputs: ActInput, hparams: Any
 ) -> Any:
@@ -207,6 +242,7 @@ def _act_set(group: Group, mode: str, keys, state, inputs: ActInput, hparams) ->
 
 def _input_axes(inputs: ActInput) -> Any:
     """The axis of S, or of N, in each field of an `ActInput`."""
-    mask, noise = (None if x is None else 0 for x in (inputs.action_mask, inputs.noise))
-    fields: Any = (0, mask, 0, None, None, noise)
+    optional = (inputs.action_mask, inputs.noise, inputs.active)
+    mask, noise, active = (None if x is None else 0 for x in optional)
+    fields: Any = (0, mask, 0, None, None, noise, active)
     return ActInput(*fields)

@@ -40,7 +40,7 @@ def left_out(spec: "TeamSpec", built: tuple[Group, ...], samples: TeamRollout) -
 
 def shares(built: tuple[Group, ...], samples: TeamRollout) -> tuple[dict[str, jax.Array], ...]:
     """Per group on replay a metric [S]: the share of the windows that are left out."""
-    share = 1.0 - jnp.mean(samples.usable.astype(jnp.float32), (0, 2))
+    share = jnp.mean((~samples.usable).astype(jnp.float32), (0, 2))
     return tuple(
         {"left_out": jnp.mean(groups.take(share, group.positions).reshape(group.shape), 1)}
         if learning.on_replay(group)

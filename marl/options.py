@@ -186,8 +186,9 @@ def check_team(team: Mapping[str, Any]) -> dict[str, Any]:
     overrides = {
         glob: _check_override(glob, options, name) for glob, options in team["overrides"].items()
     }
-    for partition, kind in (("critic", list), ("sharing", dict), ("reward_teams", dict)):
+    for partition, kind in (("critic", list), ("reward_teams", dict)):
         check_partition(f"team.{partition}", team[partition], kind)
+    check_sharing("team.sharing", team["sharing"])
     return {**team, "learner": learner, "overrides": overrides}
 
 
@@ -227,6 +228,15 @@ def check_partition(key: str, value: Any, kind: type) -> None:
     elif not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
         form = "a list of agents" if kind is list else "a mapping of names to lists of agents"
         raise UsageError(f"{key}={shown(value)}: expected a word or {form}{_hint(value)}")
+
+
+def check_sharing(key: str, value: Any) -> None:
+    """A partition of the agents, or one of actors and one of critics."""
+    if isinstance(value, Mapping) and set(value) <= {"actor", "critic"}:
+        for part, partition in value.items():
+            check_partition(f"{key}.{part}", partition, dict)
+    else:
+        check_partition(key, value, dict)
 
 
 def plain(values: Any) -> Any:

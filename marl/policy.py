@@ -10,7 +10,7 @@ from marl.agents.learner import ActInput
 from marl.dispatch import TeamSpec, acting_keys, lift
 from marl.envs import spaces
 from marl.envs.errors import UsageError
-from marl.rollout import stacked, visible
+from marl.rollout import by_group, stacked, visible
 
 
 class Policy(NamedTuple):
@@ -111,6 +111,7 @@ def act_once(
         action_mask=stacked(spec, batched_mask),
         memory=memory,
         reset=jnp.zeros((1,), bool),
+        active=by_group(spec, acting),
     )
     learner = lift(spec).learner
     act = learner.act_greedy if mode == "greedy" else learner.act

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from marl import replay, rollout, xla
+from marl import learning, replay, rollout, xla
 from marl.dispatch import TeamSpec, lift
 from marl.envs.vector import VectorEnv
 from marl.rollout import Carry, Episodes, Faults
@@ -28,6 +28,7 @@ class RunState(NamedTuple):
     carry: Carry
     replay: Any = ()  # state of the replay buffer, or () without one
     mixers: Any = ()  # per reward team, its mixing network; () without mixers
+    critic_memory: Any = ()  # per group, critics' at the last rollout's end; () without any
 
 
 class Metrics(NamedTuple):
@@ -134,7 +135,8 @@ def init_state(spec: ProgramSpec, key: jax.Array, hparams: Any) -> RunState:
     key_init, key_reset, key_run = jax.random.split(key, 3)
     team = lift(spec.team).learner.init(key_init, hparams)
     carry = rollout.start(spec.team, vector_env(spec), key_reset)
-    state = RunState(key_run, jnp.int32(0), team, floats(hparams), carry)
+    memory = learning.critic_memories(lift(spec.team).groups, spec.num_envs)
+    state = RunState(key_run, jnp.int32(0), team, floats(hparams), carry, critic_memory=memory)
     if spec.team.mixer != "none":
         from marl import mixing  # networks take their time to import
 
@@ -183,7 +185,7 @@ def train_step(spec: ProgramSpec, number: jax.Array, state: RunState) -> tuple[R
     """
     key_collect, key_update = jax.random.split(jax.random.fold_in(state.key, number))
     carry, experience, episodes, faults = _collect(spec, key_collect, number, state)
-    experience = experience._replace(update=number)
+    experience = experience._replace(update=number, critic_memory=state.critic_memory)
     before = TeamState(state.team, state.mixers, state.replay)
     args = key_update, before, experience, state.hparams
     learned = update(spec.team, spec.num_envs, *args, skip_nan=spec.skip_nan)
@@ -200,7 +202,10 @@ def train_step(spec: ProgramSpec, number: jax.Array, state: RunState) -> tuple[R
         kept = zip((*finite, *held), team, state.team, strict=True)
         team = tuple(_where_finite(sets, new, old) for sets, new, old in kept)
         mixers = _whole_or_old(finite, mixers, state.mixers)
-    state = RunState(state.key, state.update + 1, team, state.hparams, carry, rows, mixers)
+    built = lift(spec.team).groups
+    memory = learning.next_critic_memories(spec.team, built, team[:num_groups], experience)
+    number = state.update + 1
+    state = RunState(state.key, number, team, state.hparams, carry, rows, mixers, memory)
     return state, Metrics(learned.metrics, episodes, faults, finite)
 
 

@@ -241,7 +241,14 @@ def act_input(spec: TeamSpec, env: VectorEnv, carry: Carry) -> ActInput:
     """What the team acts on; observations, masks and memories are per group."""
     masks = stacked(spec, env.action_mask(carry.env))
     obs = visible(spec, carry.obs, carry.active)
-    return ActInput(obs, masks, carry.memory, carry.reset)
+    return ActInput(obs, masks, carry.memory, carry.reset, active=by_group(spec, carry.active))
+
+
+def by_group(spec: TeamSpec, x: jax.Array) -> tuple[jax.Array, ...]:
+    """[A, B] as [S, N, B] per group."""
+    return tuple(
+        groups.take(x, group.positions).reshape(*group.shape, -1) for group in lift(spec).groups
+    )
 
 
 def stacked(spec: TeamSpec, by_id: Any) -> Any:
@@ -258,12 +265,10 @@ def visible(spec: TeamSpec, obs: Any, active: jax.Array) -> Any:
     def show(x: jax.Array, mask: jax.Array) -> jax.Array:
         return jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - 3)), x, jnp.zeros_like(x))
 
-    def show_group(group: Group, tree: Any) -> Any:
-        mask = groups.take(active, group.positions).reshape(*group.shape, -1)
-        return jax.tree.map(partial(show, mask=mask), tree)
-
-    parts = zip(lift(spec).groups, stacked(spec, obs), strict=True)
-    return tuple(show_group(*part) for part in parts)
+    return tuple(
+        jax.tree.map(partial(show, mask=mask), tree)
+        for mask, tree in zip(by_group(spec, active), stacked(spec, obs), strict=True)
+    )
 
 
 def by_agent(spec: TeamSpec, tree: Any) -> jax.Array:

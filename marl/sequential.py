@@ -32,15 +32,17 @@ class Turns(NamedTuple):
 
 
 def which(spec: "TeamSpec", built: tuple[Group, ...]) -> tuple[int, ...]:
-    """Indices of the groups that learn in turn: of policies, in reward teams of several."""
-    able = {
-        position
+    """Indices of the groups that learn in turn: of policies, in teams of several sharing sets."""
+    able = [
+        members
         for group in built
         if group.learner.experience == "rollout" and group.learner.log_prob is not None
-        for position in group.positions
-    }
-    teams = [able.intersection(members) for members in spec.reward_teams.members]
-    together = {position for team in teams if len(team) > 1 for position in team}
+        for members in group.sets
+    ]
+    together: set[int] = set()
+    for team in spec.reward_teams.members:
+        turns = [members for members in able if set(members).intersection(team)]
+        together |= {p for members in turns for p in members} if len(turns) > 1 else set()
     return tuple(i for i, group in enumerate(built) if together.intersection(group.positions))
 
 
@@ -83,8 +85,12 @@ def update(
     for index, learn in learners.items():
         shapes = jax.eval_shape(learn, jnp.int32(0), states[index], log_ratio)[1]
         metrics[index] = _zeros(shapes, len(built[index].sets))
-    order = jax.random.permutation(jax.random.fold_in(jax.random.key(0), number), len(turns))
-    return jax.lax.scan(body, Turns(states, metrics, log_ratio), order)[0]
+    return jax.lax.scan(body, Turns(states, metrics, log_ratio), order(number, len(turns)))[0]
+
+
+def order(number: jax.Array, size: int) -> jax.Array:
+    """A random order of 0 ... size - 1 for the update `number`."""
+    return jax.random.permutation(jax.random.fold_in(jax.random.key(0), number), size)
 
 
 def _zeros(shapes: Any, num_sets: int) -> Any:
@@ -130,7 +136,9 @@ def _learn_set(
     before = learner.log_prob(state, own)
     key = jax.random.fold_in(key, firsts[which_set])
     state, metrics = learner.update(key, state, own, own_hparams)
-    change = jnp.where(own.weight > 0, learner.log_prob(state, own) - before, 0.0)
+    change = learner.log_prob(state, own) - before
+    # an update that is not finite is undone, or ends the run: to those after it nothing changed
+    change = jnp.where((own.weight > 0) & jnp.isfinite(change), change, 0.0)
     by_member = jnp.moveaxis(change.reshape(weight.shape), -1, 0)
     return state, metrics, log_ratio.at[teams].add(by_member)
 

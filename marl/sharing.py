@@ -9,7 +9,7 @@ from marl import patterns
 from marl.agents.validation import one_of
 from marl.envs.errors import UsageError
 
-_PARTS = ("actor", "critic")
+PARTS = ("actor", "critic")
 _WORDS = ("none", "group")
 _CRITIC_WORDS = (*_WORDS, "reward_team")
 
@@ -37,12 +37,12 @@ class Named(NamedTuple):
 
 def by_part(sharing: Any, where: str) -> tuple[Any, Any]:
     """`sharing` of actors and of critics, as the user gave them; None: critics as their actors."""
-    if not isinstance(sharing, Mapping) or not set(_PARTS) & set(sharing):
+    if not isinstance(sharing, Mapping) or not set(PARTS) & set(sharing):
         return sharing, None
-    others = [name for name in sharing if name not in _PARTS]
+    others = [name for name in sharing if name not in PARTS]
     if others:
         raise UsageError(
-            f"{where} has {', '.join(map(str, others))} beside {' and '.join(_PARTS)}; these two "
+            f"{where} has {', '.join(map(str, others))} beside {' and '.join(PARTS)}; these two "
             f"are words of their own, so give the sets under them: {where}.actor.{others[0]}"
         )
     return sharing.get("actor", "none"), sharing.get("critic")
@@ -51,13 +51,15 @@ def by_part(sharing: Any, where: str) -> tuple[Any, Any]:
 def named_sets(sharing: Any, agents: Sequence[str]) -> tuple[Named, Named]:
     """Who shares actors, and who shares critics."""
     actor, critic = by_part(sharing, "sharing")
-    where = "sharing" if critic is None else "sharing.actor"
-    return _named(actor, agents, where, _WORDS), _named(
-        critic, agents, "sharing.critic", _CRITIC_WORDS
-    )
+    apart = isinstance(sharing, Mapping) and bool(set(PARTS) & set(sharing))
+    where = "sharing.actor" if apart else "sharing"
+    actors = _named(actor, agents, where, _WORDS, "none")
+    return actors, _named(critic, agents, "sharing.critic", _CRITIC_WORDS, None)
 
 
-def _named(sharing: Any, agents: Sequence[str], where: str, words: tuple[str, ...]) -> Named:
+def _named(
+    sharing: Any, agents: Sequence[str], where: str, words: tuple[str, ...], default: str | None
+) -> Named:
     if sharing is None or isinstance(sharing, str):
         if sharing is not None:
             one_of(where, sharing, words)
@@ -67,7 +69,7 @@ def _named(sharing: Any, agents: Sequence[str], where: str, words: tuple[str, ..
             raise UsageError(f"{where}.{name} is a word of its own; call the set otherwise")
     sets = patterns.partition(sharing, agents, where)
     set_of = {agent: name for name, members in sets.items() for agent in members}
-    return Named("none" if where != "sharing.critic" else None, set_of)
+    return Named(default, set_of)
 
 
 def resolve(sharing: Any, agent: str, actors: Named, critics: Named) -> tuple[str, str | None]:
@@ -93,7 +95,8 @@ def sharing_sets(
     """A partition of positions. Members of one set must be alike in everything they learn with."""
     sets: dict[Any, list[int]] = {}
     for p, agent in enumerate(resolved):
-        kind = (agent.algorithm, agent.config, observations[p], actions[p], agent.critic)
+        scope = agent.critic if agent.critic_sharing is None else None
+        kind = (agent.algorithm, agent.config, observations[p], actions[p], scope)
         if agent.sharing == "none":
             sets[("own", p)] = [p]
         elif agent.sharing == "group":
@@ -119,11 +122,18 @@ def critic_sets(
     team_of: Mapping[int, int],
 ) -> tuple[tuple[int, ...], ...]:
     """A partition of positions: who has one critic. Agents that do not say have their actor's."""
+    apart = any(agent.critic_sharing == "reward_team" for agent in resolved)
+    if apart and len(set(team_of.values())) == len(agents) > 1:
+        raise UsageError(
+            "sharing.critic = 'reward_team' shares a critic in each reward team, and each agent is "
+            "alone in its own; give reward_teams, as in reward_teams = 'all'"
+        )
     sets: dict[Any, list[int]] = {}
     for index, members in enumerate(actor_sets):
         for p in members:
             agent = resolved[p]
-            if agent.critic_sharing is None:
+            own = agent.critic_sharing == agent.sharing == "none"
+            if agent.critic_sharing is None or own:
                 sets.setdefault(("actor", index), []).append(p)
                 continue
             _check_has_critic(agents[p], agent)
@@ -138,13 +148,13 @@ def critic_sets(
             sets.setdefault(key, []).append(p)
     ordered = sorted(tuple(sorted(members)) for members in sets.values())
     for members in ordered:
-        if members not in [tuple(sorted(actor)) for actor in actor_sets]:
+        if len(members) > 1 and any(resolved[p].critic_sharing is not None for p in members):
             _check_one_critic([(agents[p], resolved[p]) for p in members])
     return tuple(ordered)
 
 
 def _check_has_critic(name: str, agent: Resolved) -> None:
-    if not hasattr(agent.algorithm, "make_critic"):
+    if not (hasattr(agent.algorithm, "make_critic") and hasattr(agent.algorithm, "critic_options")):
         raise UsageError(
             f"sharing.critic = {agent.critic_sharing!r}: the critic of {name} cannot be shared "
             "apart from its actor; only learners with state values can (ppo, a2c)"
@@ -155,20 +165,27 @@ def _check_one_critic(members: Sequence[tuple[str, Resolved]]) -> None:
     """Raise UsageError where agents that share a critic differ in what it depends on."""
     (name, first), *others = members
     for other, agent in others:
-        what, left, right = "learner", first.algorithm, agent.algorithm
-        if left is right:
+        what: str = "learner"
+        left: Any = _word(first.algorithm)
+        right: Any = _word(agent.algorithm)
+        if first.algorithm is agent.algorithm:
             options = [r.algorithm.critic_options(r.config, r.hparams) for r in (first, agent)]
             different = [key for key in options[0] if not _equal(*(o[key] for o in options))]
             if first.critic == agent.critic and not different:
                 continue
             what, left, right = "critic", first.critic, agent.critic
             if different:
-                what, left, right = different[0], *(o[different[0]] for o in options)
+                what = different[0]
+                left, right = (values[what] for values in options)
         raise UsageError(
             f"{name} and {other} share a critic but differ in {what}: {left} and {right}; make "
             f"them equal, or give one a critic of its own (overrides: {{{other}: {{sharing: "
             "{critic: none}}})"
         )
+
+
+def _word(algorithm: Any) -> str:
+    return getattr(algorithm, "__name__", type(algorithm).__name__).rsplit(".", 1)[-1]
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -193,7 +210,7 @@ def _check_alike(first: tuple, other: tuple, how: str) -> None:
         for what, left, right in (
             ("learner", a.algorithm, b.algorithm),
             *_config_differences(a.config, b.config),
-            ("critic", a.critic, b.critic),
+            *([("critic", a.critic, b.critic)] if a.critic_sharing is None else []),
             ("observation space", observation[1:], other_observation[1:]),
             ("action space", action[1:], other_action[1:]),
         )

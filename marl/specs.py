@@ -201,7 +201,7 @@ def _resolve_agent(
     overrides: Mapping[str, Mapping[str, Any]],
 ) -> Resolved:
     agents, options = tuple(env.agents), dict(base)
-    options["sharing"] = dict(zip(("actor", "critic"), (n.of(agent) for n in named), strict=True))
+    options["sharing"] = dict(zip(sharing_of.PARTS, (n.of(agent) for n in named), strict=True))
     for pattern, changes in overrides.items():
         if not isinstance(changes, Mapping):
             raise UsageError(
@@ -219,6 +219,12 @@ def _resolve_agent(
             if not hasattr(changed, "make_critic"):
                 actor, _ = sharing_of.by_part(options["sharing"], f"sharing of {agent}")
                 options["sharing"] = {"actor": actor, "critic": None}
+        if isinstance(changes.get("sharing"), Mapping):  # of actor and critic, what it names
+            where = f"sharing of {agent}"
+            before = dict(
+                zip(sharing_of.PARTS, sharing_of.by_part(options["sharing"], where), strict=True)
+            )
+            changes = {**changes, "sharing": before | dict(changes["sharing"])}
         options |= changes
     sharing = sharing_of.resolve(options["sharing"], agent, *named)
     algorithm = resolve_algorithm(options["learner"])
@@ -288,7 +294,7 @@ def _spec(
                 resolved[p].critic, p, own_first, agents, observations, members
             )
     held = tuple(members for members in one_critic if members not in sets)
-    fitting.check_critic_sets(agents, held, scopes, observations)
+    fitting.check_critic_sets(agents, resolved, held, scopes, observations)
     return TeamSpec(
         agents=tuple(
             AgentSpec(agent, r.algorithm, r.config, scopes[p], observations[p], actions[p])

@@ -63,11 +63,18 @@ def update(
 
 
 def metrics_of(group: Group, found: Mapping[int, dict[str, jax.Array]]) -> dict[str, jax.Array]:
-    """What critics of the team report, [S], for a group of actors; {} where they hold theirs."""
+    """What critics of the team report, [S], for a group of actors; {} where they hold theirs.
+
+    Of agents that share an actor and not a critic, the mean over their critics.
+    """
     if not group.held:
         return {}
-    firsts = [found[members[0]] for members in group.sets]
-    return {name: jnp.stack([own[name] for own in firsts]) for name in firsts[0]}
+
+    def mean(name: str, members: tuple[int, ...]) -> jax.Array:
+        return jnp.mean(jnp.stack([found[position][name] for position in members]))
+
+    names = found[group.positions[0]]
+    return {name: jnp.stack([mean(name, members) for members in group.sets]) for name in names}
 
 
 def _hparams(built: tuple[Group, ...], group: Group, hparams: tuple[Any, ...]) -> Any:

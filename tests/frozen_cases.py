@@ -24,7 +24,7 @@ def source(path: Path, team: Team, seed: int = 0, num_seeds: int = 1) -> Run:
     """A run of `team` in `path`, whose floats are random numbers."""
     rest = {"reset_pool": 0, "on_nan": "stop", "eval_interval": 0}
     rest |= {"checkpoint_interval": 0, "keep_checkpoints": 3, "total_steps": 160}
-    settings = Settings.of(seed=seed, num_seeds=num_seeds, **SIZES, **rest)
+    settings = Settings.of(seed=seed, num_seeds=num_seeds, checkpoint_replay=True, **SIZES, **rest)
     spec = ProgramSpec.of(team, settings)
     run = Run(team, spec, seed, record(team, settings._asdict()))
     run.horizon = settings.steps

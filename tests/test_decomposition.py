@@ -130,9 +130,11 @@ def test_steps_without_any_member_teach_nothing(golden):
 def alone(given, key=7):
     """States after an update of the same team without a mixer."""
     team = dataclasses.replace(given.team.spec, mixer="none")
-    function = learning.update if team.replay is None else learning.replay_step
-    update = jax.jit(partial(function, team, given.team.lifted.groups, jax.random.key(key)))
-    return update(given.state, given.rollout, given.team.group_hparams())[0]
+    built, key = given.team.lifted.groups, jax.random.key(key)
+    learn = partial(learning.replay_step, team, built, key)
+    if team.replay is None:
+        learn = partial(learning.update, team, built, (), key)
+    return jax.jit(learn)(given.state, given.rollout, given.team.group_hparams())[0]
 
 
 def assert_alone(given, state, expected):

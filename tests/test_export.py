@@ -32,7 +32,9 @@ SCRIPT = """
     steps = np.load(recorded)
     agents = sorted(name[4:] for name in steps.files if name.startswith("obs/"))
     actions = {agent: [] for agent in agents}
+    fresh = memory
     for t, key in enumerate(steps["key"]):
+        memory = fresh if steps["reset"][t] else memory
         obs = {agent: steps[f"obs/{agent}"][t] for agent in agents}
         mask = {name[5:]: steps[name][t] for name in steps.files if name.startswith("mask/")}
         action, memory = act(weights, key, obs, memory, mask, dict.fromkeys(agents, np.True_))
@@ -42,10 +44,14 @@ SCRIPT = """
 """
 
 
-@pytest.mark.parametrize("env_id", ["toy/masked", "jaxmarl/MPE_simple_tag_v3"])
-def test_exported_actions_are_the_policy_s(env_id, tmp_path):
+@pytest.mark.parametrize(
+    ("env_id", "core"),
+    [("toy/masked", "lstm"), ("jaxmarl/MPE_simple_tag_v3", "none")],
+)
+def test_exported_actions_are_the_policy_s(env_id, core, tmp_path):
     env = marl.make(env_id)
-    team = marl.team(env, "ppo", hidden_sizes=(8,), num_epochs=1, num_minibatches=1)
+    options = dict(hidden_sizes=(8,), core=core, core_size=6, num_epochs=1, num_minibatches=1)
+    team = marl.team(env, "ppo", **options)
     sizes = dict(num_envs=2, rollout_length=8, eval_episodes=2, progress=False)
     run = marl.train(env, team, 16, **sizes)
     key = jax.random.key(4)
@@ -82,15 +88,17 @@ def play(run, key, steps: int):
         keys = rollout.step_keys(team.spec, env, pair)
         act = team.learner.act
         after, step = rollout.act_and_step(team.spec, env, act, keys, state, carry, hparams)
-        seen = (jax.random.key_data(pair[0]), carry.obs, env.action_mask(carry.env))
+        seen = (jax.random.key_data(pair[0]), carry.reset, carry.obs, env.action_mask(carry.env))
         acted = [jax.tree.map(lambda x: x[..., 0], part.action) for part in step.steps]
         return after, (seen, acted, step.ended.returns[0], step.episode_over[0])
 
     def scan(key):
         return jax.lax.scan(step, rollout.start(team.spec, env, key), jnp.arange(steps))[1]
 
-    (keys, obs, mask), acted, returns, over = jax.device_get(jax.jit(scan)(key_reset))
-    recorded = {"key": keys} | {f"obs/{agent}": obs[agent][:, 0] for agent in team.agents}
+    (keys, reset, obs, mask), acted, returns, over = jax.device_get(jax.jit(scan)(key_reset))
+    recorded = {"key": keys, "reset": reset[:, 0]} | {
+        f"obs/{agent}": obs[agent][:, 0] for agent in team.agents
+    }
     if mask is not None:
         recorded |= {f"mask/{agent}": mask[agent][:, 0] for agent in team.agents}
     actions = {}

@@ -72,7 +72,7 @@ def test_every_package_has_one_home():
     suites = importers("jaxmarl")
     assert suites
     assert all(re.fullmatch(r"envs/suites/jaxmarl\w*\.py", path) for path in suites)
-    assert importers("haiku") == {"agents/networks.py"}
+    assert importers("haiku") == {f"agents/{n}.py" for n in ("cores", "images", "networks")}
     assert importers("omegaconf") | importers("yaml") <= {"marl/config.py", "marl/options.py"}
 
 

@@ -25,25 +25,30 @@ from marl.envs.probes import KINDS, Probe
 from marl.envs.spaces import Box, Discrete
 
 NUM_SEEDS = 5
-OPTIONS = {
+COMMON = {
     "hidden_sizes": (16,),
     "learning_rate": 0.01,
-    "entropy_coef": 0.0,
     "gamma": 0.9,
     "num_epochs": 4,
     "num_minibatches": 1,
 }
+OPTIONS = COMMON | {"entropy_coef": 0.0}
 
 
 def learn(env, updates, num_envs=16, rollout_length=8, learner="ppo", **options):
     """The team, its state [seeds, ...], and returns [seeds] by agent of the last tenth."""
     team = marl.team(env, learner, **(OPTIONS | options))
+    return team, *learned(team, updates, num_envs, rollout_length)
+
+
+def learned(team, updates, num_envs=16, rollout_length=8):
+    """Of a team, its state [seeds, ...], and returns [seeds] by agent of the last tenth."""
     sizes = {"num_seeds": NUM_SEEDS, "max_updates": updates}
     trainer = compiled(team, num_envs, rollout_length, **sizes)
     state, metrics = trainer.chunk(first_state(team, trainer), updates)
     late = jax.tree.map(lambda x: np.asarray(x[-updates // 10 :]).sum(0), metrics.episodes)
     returns = late.returns / late.finished[:, None]
-    return team, state, {agent: returns[:, i] for i, agent in enumerate(team.agents)}
+    return state, {agent: returns[:, i] for i, agent in enumerate(team.agents)}
 
 
 def values(team, state, agent, obs):
@@ -58,8 +63,7 @@ def values(team, state, agent, obs):
     raise AssertionError(agent)
 
 
-# By kind of probe: values by observation, and the best return. `memory` is not here: no learner
-# without memory can solve it.
+# By kind of probe: values by observation, and the best return; `memory` is below
 PROBES = {
     "constant": ({0: 1.0}, 1.0),
     "observation": ({-1: -1.0, 1: 1.0}, None),
@@ -90,6 +94,31 @@ def test_probe(kind, request):
     np.testing.assert_allclose(value, [list(expected.values())] * NUM_SEEDS, atol=0.05)
     if best is not None:
         assert np.all(returns[agent] >= best - 0.05)
+
+
+MEMORIES = {
+    "none": {},
+    "gru": {"sequence_length": 4, "burn_in": 2},  # episodes of 3 steps begin anywhere in it
+    "lstm": {},
+}
+
+
+@pytest.mark.parametrize("learner", ["ppo", "pqn"])
+@pytest.mark.parametrize("core", MEMORIES)
+def test_memory(core, learner):
+    """A cue in the first step, the decision in the third, which looks the same whatever it was.
+
+    So without memory no policy's mean return is other than 0.
+    """
+    env, memory = marl.make("toy/probe_memory"), {"core": core, "core_size": 16, **MEMORIES[core]}
+    greedy = {"epsilon_end": 0.0, "schedule_steps": 100 * 16 * 8, "exploration_fraction": 0.5}
+    own = {"ppo": {"entropy_coef": 0.0}, "pqn": greedy}[learner]
+    found = marl.team(env, learner, **(COMMON | own | memory))
+    _, returns = learned(found, 100)
+    if core == "none":
+        assert np.all(np.abs(returns["agent_0"]) < 0.2)
+    else:
+        assert np.all(returns["agent_0"] >= 0.95)
 
 
 def test_cooperative_matrix_game():

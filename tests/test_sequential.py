@@ -35,13 +35,13 @@ HAPPO = {"reward_teams": "all", "update_order": "sequential"}
 
 
 def order_of(number, size):
-    key = jax.random.fold_in(jax.random.key(0), number)
-    return list(np.asarray(jax.random.permutation(key, size)))
+    return list(np.asarray(sequential.order(jnp.int32(number), size)))
 
 
 def test_the_order_is_fresh_each_update():
     orders = {tuple(order_of(number, 4)) for number in range(20)}
     assert len(orders) > 10
+    assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
 
 
 @pytest.mark.parametrize("env", [TRIO, MIXED], ids=["equal agents", "unequal agents"])
@@ -107,7 +107,6 @@ def test_it_is_another_update_than_at_once():
 
 
 def test_agents_alone_in_their_team_are_weighted_by_one():
-    """Two teams of two: what one team does is nothing to the other."""
     env = marl.make("toy/roster", names=["a", "b", "c", "d"])
     teams = {"x": ["a", "b"], "y": ["c"], "z": ["d"]}
     one, other = (
@@ -145,7 +144,7 @@ def test_inactive_steps_do_not_count():
 
 
 def test_seeds_share_the_order_and_equal_single_runs():
-    team = small_team(TRIO, **HAPPO, **UNLIKE)
+    team = small_team(MIXED, **HAPPO)
     both, _ = trained(team, compiled(team, num_seeds=2), 3)
     single = compiled(team)
     for seed in range(2):
@@ -162,7 +161,9 @@ def test_vmapped_seeds_run_one_branch_of_the_groups():
         trainer.init_function, jax.random.split(jax.random.key(0), 2), team.group_hparams()
     )
     text = str(jax.make_jaxpr(partial(_step_seeds, trainer.spec))(state))
-    assert text.count(" cond[") >= 1
+    at_once = compiled(small_team(MIXED, reward_teams="all"), num_seeds=2)
+    plain = str(jax.make_jaxpr(partial(_step_seeds, at_once.spec))(state))
+    assert text.count(" cond[") == plain.count(" cond[") + 1
     assert len(sequential.which(team.spec, team.lifted.groups)) == 3
 
 
@@ -285,6 +286,8 @@ def test_somebody_must_be_able_to_take_turns():
         marl.team(TRIO, "ppo", update_order="sequential")
     with pytest.raises(UsageError, match="update_order = 'sequential'"):
         marl.team(TRIO, "dqn", **HAPPO)
+    with pytest.raises(UsageError, match="actors that not all of it share"):
+        marl.team(TRIO, "ppo", **HAPPO, sharing="group")
     with pytest.raises(UsageError, match="choose from simultaneous, sequential"):
         marl.team(TRIO, "ppo", update_order="random")
 

@@ -1,51 +1,17 @@
 """The learners that every contract is checked on, and rollouts to check them with."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import learner_floats
 import numpy as np
+from case import Case, act_input, random_mask, random_memory, sampled
 
 from marl.agents import a2c, ddpg, dqn, fixed, ppo, pqn, sac, td3
-from marl.agents.learner import ActInput, CriticSpace, Learner, Rollout
-from marl.envs import spaces
+from marl.agents.learner import Rollout
 from marl.envs.spaces import Box, Discrete, MultiDiscrete, SpaceTree
-
-
-class Case(NamedTuple):
-    """An algorithm bound to spaces, and which contracts it has reason not to keep."""
-
-    algorithm: Any
-    config: Any
-    observation_space: SpaceTree
-    action_space: SpaceTree
-    critic_observations: SpaceTree
-    masked: bool = False
-    context_actions: SpaceTree = ()
-    floats: Mapping[str, tuple[float, ...]] = {}  # hparams of three agents, all of which matter
-    learns: bool = True  # else its state never changes, and it has no metrics
-    explores: bool = True  # its actions depend on the key
-    greedy: bool = True  # in evaluation they do not
-    replaces: bool = True  # of what has no weight, networks see nothing; else it must be finite
-
-    def learner(self) -> Learner:
-        critic_space = CriticSpace(self.critic_observations, self.context_actions)
-        return self.algorithm.make(
-            self.config, self.observation_space, self.action_space, critic_space
-        )
-
-    def hparams(self, **changes: float) -> Any:
-        """Strongly typed float32 scalars."""
-        return jax.tree.map(
-            lambda x: jnp.asarray(x, jnp.float32), self.algorithm.Hparams(**changes)
-        )
-
-    def hparams_of(self, agent: int) -> Any:
-        """Those of one of the three agents."""
-        return self.hparams(**{name: values[agent] for name, values in self.floats.items()})
-
 
 _NORMALISED = {"normalize_observations": True, "normalize_values": True}
 _SCHEDULED = {"learning_rate_schedule": "linear", "entropy_schedule": "cosine"}
@@ -105,6 +71,42 @@ CASES = {
         floats={**learner_floats.FLOATS, **learner_floats.ENTROPY},
         replaces=False,
     ),
+    "ppo-gru": Case(
+        ppo,
+        ppo.Config(
+            num_epochs=2,
+            num_minibatches=2,
+            hidden_sizes=(8,),
+            core="gru",
+            core_size=5,
+            sequence_length=3,
+            burn_in=2,
+        ),
+        observation_space=_SPACE,
+        action_space=Discrete(4),
+        critic_observations=(_SPACE, Box((2,))),
+        masked=True,
+        floats={**learner_floats.FLOATS, **learner_floats.ENTROPY},
+        replaces=False,
+    ),
+    "ppo-lstm": Case(
+        ppo,
+        ppo.Config(
+            num_epochs=2,
+            num_minibatches=2,
+            hidden_sizes=(8,),
+            core="lstm",
+            core_size=5,
+            clip_values=True,
+            **_NORMALISED,
+        ),
+        observation_space={"kind": Discrete(3), "speed": Box((2,))},
+        action_space=Discrete(4),
+        critic_observations=_SPACE,
+        masked=True,
+        floats={**learner_floats.FLOATS, **learner_floats.ENTROPY},
+        replaces=False,
+    ),
     "ppo-box": Case(
         ppo,
         ppo.Config(
@@ -155,6 +157,15 @@ CASES = {
         masked=True,
         floats=learner_floats.ON_POLICY,
     ),
+    "a2c-gru": Case(
+        a2c,
+        a2c.Config(hidden_sizes=(8,), core="gru", core_size=5),
+        observation_space=_SPACE,
+        action_space=Discrete(4),
+        critic_observations=(_SPACE, Box((2,))),
+        masked=True,
+        floats={**learner_floats.FLOATS, **learner_floats.ENTROPY},
+    ),
     "dqn": Case(
         dqn,
         dqn.Config(hidden_sizes=(8,), dueling=True, target_update_interval=2, **_LINEAR),
@@ -167,6 +178,25 @@ CASES = {
     "pqn": Case(
         pqn,
         pqn.Config(num_epochs=2, num_minibatches=2, hidden_sizes=(8,), **_LINEAR),
+        observation_space=_SPACE,
+        action_space=Discrete(4),
+        critic_observations=(),
+        masked=True,
+        floats={**learner_floats.EPSILON_GREEDY, "q_lambda": (0.65, 0.9, 0.3)},
+    ),
+    "pqn-lstm": Case(
+        pqn,
+        pqn.Config(
+            num_epochs=2,
+            num_minibatches=2,
+            dueling=True,
+            hidden_sizes=(8, 6),
+            core="lstm",
+            core_size=5,
+            sequence_length=3,
+            burn_in=1,
+            **_LINEAR,
+        ),
         observation_space=_SPACE,
         action_space=Discrete(4),
         critic_observations=(),
@@ -189,49 +219,6 @@ CASES = {
 }
 
 
-def sampled(seed: int, space: SpaceTree, batch: tuple[int, ...]) -> Any:
-    """Random elements [*batch, ...] of a space; in NumPy, as there is nothing to compile then."""
-    generator = np.random.default_rng(seed)
-
-    def leaf(space: spaces.Space) -> np.ndarray:
-        shape = (*batch, *space.shape)
-        if isinstance(space, Box):
-            drawn = generator.normal(size=shape)
-            if space.bounded:
-                low, high = space.bounds()
-                drawn = low + generator.random(shape) * (high - low)
-        else:
-            sizes = space.n if isinstance(space, Discrete) else np.asarray(space.nvec)
-            drawn = generator.integers(0, sizes, shape)
-        return drawn.astype(space.dtype)
-
-    return spaces.map_spaces(leaf, space)
-
-
-def random_mask(seed: int, space: SpaceTree, batch: tuple[int, ...]) -> Any:
-    """A mask that leaves at least the last action of every component."""
-    generator = np.random.default_rng(seed)
-
-    def component(n: int) -> np.ndarray:
-        mask = generator.random((*batch, n)) < 0.5
-        mask[..., -1] = True
-        return mask
-
-    def leaf(space: spaces.Space) -> Any:
-        if isinstance(space, Box):
-            return None
-        sizes = (space.n,) if isinstance(space, Discrete) else space.nvec
-        return np.concatenate([component(n) for n in sizes], -1)
-
-    return spaces.map_spaces(leaf, space)
-
-
-def act_input(obs: Any, mask: Any = None) -> ActInput:
-    """The input of a feed-forward learner."""
-    batch = jax.tree.leaves(obs)[0].shape[0]
-    return ActInput(obs, mask, (), np.zeros(batch, bool), np.float32(50.0))
-
-
 def make_rollout(
     case: Case,
     act: Any,
@@ -244,7 +231,8 @@ def make_rollout(
     """A rollout that `act` chose the actions of, step by step (one program if it is jitted).
 
     Column 0 terminates at step 2 and is dead at steps 3 and 4 (observations zero, weight 0), column
-    1 is truncated at step 3; all are cut at the rollout's end.
+    1 is truncated at step 3; all are cut at the rollout's end. Episodes start in column 1 at step 4
+    and in column 2 at step 0.
     """
     T, B = batch
     critic_batch = critic_batch or batch
@@ -256,19 +244,23 @@ def make_rollout(
     for leaf in jax.tree.leaves(obs):
         leaf[weight == 0] = 0
     mask = random_mask(seed, case.action_space, batch) if case.masked else None
-    acted = stack(
-        [
-            act(key, state, act_input(*take((obs, mask), t)), hparams)
-            for t, key in enumerate(jax.random.split(jax.random.key(seed), T))
-        ]
-    )
+    reset = np.zeros(batch, bool)
+    reset[4, 1] = reset[0, 2] = True
+    learner = case.learner()
+    memory = first_memory = random_memory(seed + 8000, learner.initial_memory, B)
+    steps = []
+    for t, key in enumerate(jax.random.split(jax.random.key(seed), T)):
+        inputs = act_input(*take((obs, mask), t), memory, reset[t], weight[t] > 0)
+        steps.append(act(key, state, inputs, hparams))
+        memory = steps[-1].memory
+    acted = stack([step._replace(memory=()) for step in steps])
     return Rollout(
         obs=obs,
         action=acted.action,
         action_mask=mask,
         extras=acted.extras,
-        memory=(),
-        reset=np.zeros(batch, bool),
+        memory=first_memory,
+        reset=reset,
         critic_obs=sampled(seed + 1000, case.critic_observations, critic_batch),
         final_critic_obs=sampled(seed + 2000, case.critic_observations, critic_batch),
         final_obs=sampled(seed + 4000, case.observation_space, batch),
@@ -285,6 +277,7 @@ def make_rollout(
         advantage_weight=None,
         env_steps=np.float32(50.0),
         shuffle_key=jax.random.key(seed + 1),
+        critic_memory=random_memory(seed + 9000, learner.critic_memory, critic_batch[1]),
     )
 
 

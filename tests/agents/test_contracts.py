@@ -18,6 +18,7 @@ from learner_cases import (
     assert_identical,
     make_rollout,
     random_mask,
+    random_memory,
     relative_difference,
     sampled,
     stack,
@@ -28,8 +29,7 @@ from marl.agents.learner import Learner, Rollout
 from marl.agents.registry import ALGORITHMS, algorithm
 from marl.envs import spaces
 
-AGENTS = 3
-UPDATES = 5
+AGENTS, UPDATES = 3, 5
 BATCH = 4  # environments; everywhere the same, so that programs are shared
 
 
@@ -110,6 +110,9 @@ def test_argument_order_is_law(case):
         "apply_gradients": ["state", "grads", "hparams"],
         "next_action": ["key", "state", "inputs", "hparams"],
         "check": ["batch_shape"],
+        "critic_memory": ["batch_size"],
+        "draw": ["key", "batch_size"],
+        "next_critic_memory": ["state", "experience"],
     }
     learner = case.learner()
     assert set(expected) | {"experience"} == set(Learner._fields)
@@ -256,7 +259,8 @@ def test_vmap_over_agents_is_a_loop(bench, vectorised):
 def inputs_for(case, seed):
     """What `BATCH` environments hand to `act`."""
     mask = random_mask(seed, case.action_space, (BATCH,)) if case.masked else None
-    return act_input(sampled(seed, case.observation_space, (BATCH,)), mask)
+    memory = random_memory(seed, case.learner().initial_memory, BATCH)
+    return act_input(sampled(seed, case.observation_space, (BATCH,)), mask, memory)
 
 
 def test_vmapped_actions_are_those_of_a_loop(bench, vectorised):
@@ -340,5 +344,6 @@ def test_log_prob_is_that_of_acting(bench):
 
 
 def test_initial_memory_has_the_batch_in_front(bench):
-    for leaf in jax.tree.leaves(bench.learner.initial_memory(5)):
-        assert leaf.shape[0] == 5
+    for initial in (bench.learner.initial_memory, bench.learner.critic_memory):
+        for leaf in jax.tree.leaves(() if initial is None else initial(5)):
+            assert leaf.shape[0] == 5

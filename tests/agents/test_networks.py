@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from learner_cases import all_finite, sampled
 
-from marl.agents import networks
+from marl.agents import images, networks
 from marl.agents.networks import NetworkSpec, features, make_network
 from marl.envs.spaces import Box, Discrete, MultiDiscrete
 
@@ -159,7 +159,7 @@ def test_shifted_slices_are_a_convolution(size, stride):
     """The CPU's product and everybody else's `lax.conv` share parameters."""
     x = jax.random.normal(jax.random.key(0), (2, 3, *size, 4))
     w = jax.random.normal(jax.random.key(1), (9 * 4, 5))
-    slices, conv = networks._conv_slices(x, w, stride), networks._conv_lax(x, w, stride)
+    slices, conv = images._conv_slices(x, w, stride), images._conv_lax(x, w, stride)
     assert slices.shape == (2, 3, *(-(-n // stride) for n in size), 5)
     np.testing.assert_allclose(slices, conv, rtol=1e-4, atol=1e-4)
 

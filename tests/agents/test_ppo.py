@@ -20,7 +20,7 @@ from ppo_reference import (
     reference_update,
 )
 
-from marl.agents import ppo, state_values
+from marl.agents import minibatches, ppo, state_values
 from marl.agents.actor_critic import Gradients
 from marl.agents.statistics import RunningStatistics
 from marl.envs.spaces import Box
@@ -272,13 +272,8 @@ def test_apply_gradients_is_one_clipped_step_of_adam(plain):
 @pytest.mark.parametrize("size", [24, 12])
 def test_every_sample_is_seen_once_an_epoch(size):
     config = ppo.Config(num_epochs=3, num_minibatches=4)
-
-    def batch(size):
-        fields = [np.zeros(size)] * len(ppo.Batch._fields)
-        return ppo.Batch(*fields)
-
     key = jax.random.key(0)
-    actor, critic = ppo._shuffled(key, config, batch(24), batch(size))
+    actor, critic = minibatches.shuffled(key, config, 24, size)
     for indices, samples in ((actor, 24), (critic, size)):
         assert indices.shape == (12, samples // 4)
         epochs = np.asarray(indices).reshape(3, samples)
@@ -286,7 +281,7 @@ def test_every_sample_is_seen_once_an_epoch(size):
         assert not np.array_equal(epochs[0], epochs[1])
     if size == 24:
         np.testing.assert_array_equal(actor, critic)  # actor and critic see the same samples
-    assert ppo._shuffled(key, config, batch(24), None)[1] is None
+    assert minibatches.shuffled(key, config, 24, 0)[1] is None
 
 
 @pytest.fixture(scope="module")

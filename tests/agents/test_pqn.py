@@ -140,7 +140,7 @@ def by_hand(mask=None, q_lambda=0.5, **fields):
         **fields,
     )
     hparams = pqn.Hparams(gamma=0.5, q_lambda=q_lambda)
-    return pqn.targets(parts, linear_state([2.0, 8.0, 4.0]), rollout, hparams)[:, 0]
+    return pqn.targets(parts, linear_state([2.0, 8.0, 4.0]), rollout, (), hparams)[:, 0]
 
 
 def test_targets_by_hand():
