@@ -13,8 +13,10 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 
 import json
+import math
 import statistics
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,12 +38,10 @@ class Product(NamedTuple):
     right: tuple[int, ...]
     dimensions: Any
 
-    @property
     def flops(self) -> int:
-        (contracted, _), (_, batch) = self.dimensions
-        right = [n for i, n in enumerate(self.right) if i not in (*self.dimensions[0][1], *batch)]
-        del contracted
-        return 2 * int(np.prod(self.left)) * int(np.prod(right))
+        (_, contracted), (_, batch) = self.dimensions
+        free = [n for i, n in enumerate(self.right) if i not in (*contracted, *batch)]
+        return 2 * math.prod(self.left) * math.prod(free)
 
 
 def main() -> None:
@@ -49,59 +49,57 @@ def main() -> None:
     team, spec = program_of(work)
     key = jax.random.key(0)
     state = jax.eval_shape(partial(init_state, spec), key, team.group_hparams())
-    worlds = jax.jit(vector_env(spec).reset)(key)[1]
-    play = partial(environments, spec, key)
-    environment = products(play, worlds)
-    collecting = products(partial(_collect, spec), key, state)
-    both = products(partial(train_step, spec), state)
-    seconds = {product: product_seconds(product) for product in both - environment}
-
-    def total(found: Counter[Product]) -> float:
-        return sum(number * seconds[product] for product, number in found.items())
-
-    # no gradient steps while the buffer fills
-    steps = work.total_steps + (work.learning_starts if uses_replay(work) else 0)
-    share = work.total_steps / steps
-    update = {
-        "environments": seconds_per_call(play, worlds),
-        "acting": total(collecting - environment),
-        "learning": share * total(both - collecting),
-    }
+    played = partial(environments, spec, actions(spec))
+    start = key, jax.jit(vector_env(spec).reset)(key)[1]
+    playing = products(played, start)
+    acting = products(partial(_collect, spec), key, state) - playing
+    learning = products(partial(train_step, spec), state) - acting - playing
     size = work.num_envs * work.rollout_length
-    flops = sum(p.flops * n for p, n in (collecting - environment).items())
-    flops += share * sum(p.flops * n for p, n in (both - collecting).items())
-    row = {f"{name}_us": round(1e6 * value / size, 2) for name, value in update.items()}
+    filling = work.learning_starts // size if uses_replay(work) else 0
+    share = 1.0 - filling / spec.max_updates  # of rollouts that are learned from
+    seconds = {product: product_seconds(product) for product in acting + learning}
+
+    def total(cost: Callable[[Product], float], found: Counter[Product]) -> float:
+        return sum(number * cost(product) for product, number in found.items())
+
+    of_rollout = {
+        "environments": seconds_per_call(played, start),
+        "acting": total(seconds.__getitem__, acting),
+        "learning": share * total(seconds.__getitem__, learning),
+    }
+    flops = total(Product.flops, acting) + share * total(Product.flops, learning)
+    row = {f"{name}_us": round(1e6 * value / size, 2) for name, value in of_rollout.items()}
     row |= {
         "mflop": round(flops / size / 1e6, 3),
-        "gflops": round(flops / (update["acting"] + update["learning"]) / 1e9, 1),
-        "steps_per_cpu_second": round(size / sum(update.values())),
+        "gflops": round(flops / (of_rollout["acting"] + of_rollout["learning"]) / 1e9, 1),
+        "steps_per_cpu_second": round(size / sum(of_rollout.values())),
     }
     print(json.dumps(row))
 
 
-def environments(spec: ProgramSpec, key: jax.Array, worlds: Any) -> Any:
-    """One rollout of random actions; the same in every rollout, so that they cost nothing."""
+def environments(spec: ProgramSpec, drawn: Any, carry: Any) -> Any:
+    """A rollout of actions drawn before. `carry` has a key, which environments need, and states."""
     env = vector_env(spec)
-    keys = jax.random.split(key, (spec.rollout_length, spec.num_envs + 1))
-    drawn = [_random_actions(spec, i) for i in range(spec.rollout_length)]
-    actions = jax.tree.map(lambda *xs: np.stack(xs), *drawn)
+    key, key_steps = jax.random.split(carry[0])
+    keys = jax.random.split(key_steps, (spec.rollout_length, spec.num_envs + 1))
 
     def step(worlds: Any, inputs: Any) -> Any:
         timestep, worlds = env.step_with(inputs[0], worlds, inputs[1])
         return worlds, (timestep.obs, timestep.final_obs, timestep.reward)
 
-    return jax.lax.scan(step, worlds, (keys, actions))
+    worlds, out = jax.lax.scan(step, carry[1], (keys, drawn))
+    return (key, worlds), out
 
 
-def _random_actions(spec: ProgramSpec, seed: int) -> dict[str, np.ndarray]:
-    random = np.random.default_rng(seed)
-    found = {}
+def actions(spec: ProgramSpec) -> dict[str, np.ndarray]:
+    """Random actions [T, B, ...] of a rollout, by agent."""
+    random, found = np.random.default_rng(0), {}
+    batch = spec.rollout_length, spec.num_envs
     for agent, space in spec.env.action_spaces.items():
         if isinstance(space, Discrete):
-            found[agent] = random.integers(space.n, size=spec.num_envs, dtype=np.int32)
+            found[agent] = random.integers(space.n, size=batch, dtype=np.int32)
         else:
-            shape = (spec.num_envs, *space.shape)
-            found[agent] = random.uniform(*space.bounds(), shape).astype(np.float32)
+            found[agent] = random.uniform(*space.bounds(), (*batch, *space.shape)).astype("float32")
     return found
 
 
@@ -143,7 +141,7 @@ def product_seconds(product: Product) -> float:
         corner = (0,) * out.ndim
         return (left.at[(0,) * left.ndim].set(jnp.tanh(out[corner])), right), out
 
-    return seconds_per_call(lambda factors: again(factors), (left, right))
+    return seconds_per_call(again, (left, right))
 
 
 def seconds_per_call(function: Any, carry: Any, enough: float = 0.3) -> float:

@@ -99,6 +99,26 @@ def rows_of(rollout: TeamRollout) -> dict[str, Any]:
     }
 
 
+def drawn(buffer: Any, state: Any, keys: jax.Array) -> jax.Array:
+    """Where the windows stand that `buffer.sample` takes with each of `keys` [G]: [G, M, n] int32.
+
+    For `taken`. The numbers of many samples at once cost about as much as those of one.
+    """
+    shape = jax.tree.leaves(state.experience)[0].shape[:2]
+    places = jnp.arange(shape[0] * shape[1], dtype=jnp.int32).reshape(shape)
+    numbered = state.replace(experience=places)
+    return jax.vmap(lambda key: buffer.sample(numbered, key).experience)(keys)
+
+
+def taken(state: Any, places: jax.Array) -> Any:
+    """The rows [M, n, ...] that stand at `places` [M, n] of a buffer."""
+
+    def take(x: jax.Array) -> jax.Array:
+        return x.reshape(-1, *x.shape[2:]).at[places].get(mode="promise_in_bounds")
+
+    return jax.tree.map(take, state.experience)
+
+
 def windows_of(rows: dict[str, Any], memory: Any, env_steps: jax.Array) -> TeamRollout:
     """Sampled rows [M, n, ...] as a rollout of n steps in M environments."""
     fields = {

@@ -83,11 +83,12 @@ def _gradient_steps(
     built = lift(spec).groups
     memory = lift(spec).learner.initial_memory(spec.replay.batch_size)
 
-    def step(learned: tuple[Any, Any], key: jax.Array) -> tuple[tuple[Any, Any], Any]:
+    def step(
+        learned: tuple[Any, Any], drawn: tuple[jax.Array, jax.Array]
+    ) -> tuple[tuple[Any, Any], Any]:
         groups, mixers = learned
-        key_sample, key_step = jax.random.split(key)
-        windows = buffer.sample(rows, key_sample).experience
-        samples = replay.windows_of(windows, memory, env_steps)
+        key_step, places = drawn
+        samples = replay.windows_of(replay.taken(rows, places), memory, env_steps)
         if skip_nan:
             samples = nonfinite.left_out(spec, built, samples)
         groups, found = learning.replay_step(spec, built, key_step, groups, samples, hparams)
@@ -104,7 +105,9 @@ def _gradient_steps(
 
     # 0 and 1 are taken: `split` gives those two in learning.update; 2 in learning.replay_step
     keys = jax.random.split(jax.random.fold_in(key, 3), spec.replay.updates_per_rollout)
-    learned, metrics = jax.lax.scan(step, learned, keys)
+    pairs = jax.vmap(jax.random.split)(keys)
+    places = replay.drawn(buffer, rows, pairs[:, 0])
+    learned, metrics = jax.lax.scan(step, learned, (pairs[:, 1], places))
     return learned, jax.tree.map(lambda x: jnp.mean(x, 0), metrics)
 
 

@@ -237,3 +237,18 @@ def test_a_row_is_one_step_of_one_environment(played):
     # ann is cut off after six steps, and that is what her last step led to
     np.testing.assert_array_equal(rows["final_obs"][0][b, 5, 0, 0], [1, 7])
     np.testing.assert_array_equal(rows["steps"][0].obs[b, 6, 0, 0], [1, 1])
+
+
+@pytest.mark.parametrize("steps", [5, 8, 13], ids=["partly full", "full", "wrapped"])
+def test_windows_that_are_drawn_at_once_are_those_of_the_buffer(steps):
+    """The bits of `buffer.sample` with each key, whatever the ring holds."""
+    buffer = replay.make_buffer(Replay(capacity=16, batch_size=4, n_step=3), num_envs=2)
+    rows = {"x": jnp.arange(2.0 * steps * 2).reshape(2, steps, 2), "y": jnp.ones((2, steps), bool)}
+    state = buffer.init(jax.tree.map(lambda x: x[0, 0], rows))
+    for t in range(steps):
+        state = buffer.add(state, jax.tree.map(lambda x, t=t: x[:, t : t + 1], rows))
+    keys = jax.random.split(jax.random.key(0), 3)
+    places = replay.drawn(buffer, state, keys)
+    assert places.shape == (3, 4, 3)
+    for key, at in zip(keys, places, strict=True):
+        assert_identical(replay.taken(state, at), buffer.sample(state, key).experience)
