@@ -63,7 +63,8 @@ def evaluate(
     Returns:
       A dict of plain numbers: `episodes`, `unfinished`, `length`, `returns` by agent,
       `team_returns` by reward team of more than one agent, `success` where the environment knows
-      it; means with `std` over episodes.
+      it, `shaped_returns` by agent where the team learns from shaped rewards; means with `std` over
+      episodes.
     """
     at_least("episodes", episodes, 1)
     one_of("mode", mode, MODES)
@@ -170,4 +171,7 @@ def _summary(team: TeamSpec, record: Ended, done: np.ndarray) -> dict[str, Any]:
     }
     if jax.tree.leaves(record.success):
         result["success"] = of(record.success)["mean"]
+    if jax.tree.leaves(record.shaped_returns):
+        shaped = record.shaped_returns
+        result["shaped_returns"] = {a.name: of(shaped[:, i]) for i, a in enumerate(team.agents)}
     return result

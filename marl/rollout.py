@@ -33,6 +33,7 @@ class Episode(NamedTuple):
     length: jax.Array  # [B] int32
     returns: jax.Array  # [A, B]: raw rewards of the steps each agent was active in
     team_returns: jax.Array  # [reward teams, B]: pooled, unscaled rewards
+    shaped_returns: Any = ()  # [A, B]: the same of shaped rewards, or () where nobody wants them
 
 
 class Episodes(NamedTuple):
@@ -43,6 +44,7 @@ class Episodes(NamedTuple):
     returns: jax.Array  # [A]: raw rewards of the steps each agent was active in
     team_returns: jax.Array  # [reward teams]
     success: Any  # [], or () where the environment knows no success
+    shaped_returns: Any = ()  # [A], or ()
 
 
 class Step(NamedTuple):
@@ -60,6 +62,7 @@ class Step(NamedTuple):
     episode_over: jax.Array
     global_state: Any
     final_global_state: Any
+    shaped_reward: Any  # [A, B], or () where nobody wants them
     ended: Any  # `Ended`
 
 
@@ -77,6 +80,7 @@ class Ended(NamedTuple):
     returns: jax.Array  # [B, A]
     team_returns: jax.Array  # [B, reward teams]
     success: Any  # [B], or () where the environment knows no success
+    shaped_returns: Any = ()  # [B, A], or ()
 
 
 class StepKeys(NamedTuple):
@@ -107,6 +111,7 @@ def start(spec: TeamSpec, env: VectorEnv, key: jax.Array) -> Carry:
             length=jnp.zeros(env.num_envs, jnp.int32),
             returns=jnp.zeros((num_agents, env.num_envs)),
             team_returns=jnp.zeros((num_teams, env.num_envs)),
+            shaped_returns=jnp.zeros((num_agents, env.num_envs)) if spec.terms.shaped else (),
         ),
     )
 
@@ -130,7 +135,11 @@ def collect(
     # all at once: inside the scan each split would be a loop of small kernels
     keys = jax.vmap(partial(step_keys, spec, env))(jax.random.split(key, (length, 2)))
     carry, out = jax.lax.scan(step, carry, keys)
-    fields = {name: value for name, value in out._asdict().items() if name != "ended"}
+    if spec.terms.shaped:
+        learned = rewards.with_shaped(out.reward, out.shaped_reward, hparams[-1], env_steps)
+        out = out._replace(reward=learned)
+    of_learning = TeamRollout._fields
+    fields = {name: value for name, value in out._asdict().items() if name in of_learning}
     rollout = TeamRollout(memory=memory, env_steps=env_steps, **fields)
     return carry, rollout, _episodes(out), _faults(spec, out)
 
@@ -206,7 +215,8 @@ def act_and_step(
     )
     over = timestep.episode_over
     reward = reward.astype(jnp.float32)
-    episode = _after_step(spec, carry, reward)
+    shaped = _shaped(spec, timestep.info) if spec.terms.shaped else ()
+    episode = _after_step(spec, carry, reward, shaped)
     # at an episode's end only who was cut off is still there to be looked at
     final_active = jnp.where(over, truncated & carry.active, active)
     step = Step(
@@ -224,6 +234,7 @@ def act_and_step(
         episode_over=over,
         global_state=global_state,
         final_global_state=timestep.final_extras["global_state"] if reads_state else (),
+        shaped_reward=shaped,
         ended=_ended(episode, timestep.info),
     )
     carry = Carry(
@@ -276,14 +287,24 @@ def by_agent(spec: TeamSpec, tree: Any) -> jax.Array:
     return jnp.stack([tree[agent.name] for agent in spec.agents])
 
 
-def _after_step(spec: TeamSpec, carry: Carry, reward: jax.Array) -> Episode:
+def _shaped(spec: TeamSpec, info: Any) -> jax.Array:
+    """[A, B]: what the environment calls shaped rewards."""
+    return by_agent(spec, info["shaped_reward"]).astype(jnp.float32)
+
+
+def _after_step(spec: TeamSpec, carry: Carry, reward: jax.Array, shaped: Any) -> Episode:
     """The episode with the rewards [A, B] of one more step; those of who is out may be NaN."""
     pooled = rewards.pool(spec.reward_teams, reward, carry.active)
     episode, firsts = carry.episode, [members[0] for members in spec.reward_teams.members]
+
+    def plus(total: jax.Array, x: jax.Array) -> jax.Array:
+        return total + jnp.where(carry.active, x, 0.0)
+
     return Episode(
         length=episode.length + 1,
-        returns=episode.returns + jnp.where(carry.active, reward, 0.0),
+        returns=plus(episode.returns, reward),
         team_returns=episode.team_returns + groups.take(pooled, firsts),
+        shaped_returns=jax.tree.map(plus, episode.shaped_returns, shaped),
     )
 
 
@@ -294,4 +315,5 @@ def _ended(episode: Episode, info: Any) -> Ended:
         returns=episode.returns.T,
         team_returns=episode.team_returns.T,
         success=info["success"] if knows else (),
+        shaped_returns=jax.tree.map(jnp.transpose, episode.shaped_returns),
     )
