@@ -10,7 +10,7 @@ from learner_cases import Case, all_finite, assert_identical, relative_differenc
 from ppo_reference import SPACE, Trained
 
 from marl.agents import a2c, actor_critic, networks, ppo, state_values, statistics
-from marl.agents.learner import CriticSpace
+from marl.agents.learner import CriticSpace, Rollout
 from marl.agents.state_values import Values
 from marl.agents.statistics import RunningStatistics
 from marl.envs.spaces import Box, Discrete
@@ -52,7 +52,11 @@ def a_critic(name):
     parts = actor_critic.make_parts(config, None, None, CriticSpace(space))
     hparams = jax.tree.map(jnp.float32, ppo.Hparams())
     state = jax.jit(partial(actor_critic.init, parts))(jax.random.key(0), hparams)
-    return parts, state._replace(value_statistics=known(10, 0.5, 2.0)), sampled(0, space, (3, 4))
+    # biases start at 0, where a factor that they lack would not show
+    moved = jax.tree.map(lambda x: x + 0.1 * (x.ndim == 1), state.critic.params)
+    critic = state.critic._replace(params=moved)
+    state = state._replace(critic=critic, value_statistics=known(10, 0.5, 2.0))
+    return parts, state, sampled(0, space, (3, 4))
 
 
 @pytest.mark.parametrize("name", CRITICS)
@@ -193,3 +197,35 @@ def test_a_rollout_without_weight_leaves_the_critic_as_it_is():
     parts, state, _ = a_critic("mlp")
     nothing = Values((), (), jnp.full((2, 2), jnp.nan), jnp.zeros((2, 2)), (), (), {})
     assert_identical(state_values.move_statistics(parts, state, None, nothing), state)
+
+
+@pytest.mark.parametrize("normalization", ["none", "running", "popart"])
+def test_large_returns_are_learned_in_few_steps(normalization):
+    """50, 100 and 300 have mean 150, standard deviation 108; without units they are far away."""
+    space, returns = Discrete(3), jnp.array([50.0, 100.0, 300.0])
+    config = a2c.Config(hidden_sizes=(8,), value_normalization=normalization)
+    critic = a2c.make_critic(config, CriticSpace(space))
+    hparams = jax.tree.map(jnp.float32, a2c.Hparams(learning_rate=0.01))
+    obs = jnp.arange(12).reshape(2, 6) % 3
+    over = jnp.ones((2, 6), bool)
+    rollout = Rollout(**dict.fromkeys(Rollout._fields))._replace(
+        critic_obs=obs,
+        final_critic_obs=obs,
+        reward=returns[obs],
+        terminated=over,
+        truncated=~over,
+        weight=jnp.ones((2, 6)),
+        env_steps=jnp.float32(0.0),
+    )
+
+    @jax.jit
+    def train(key):
+        state, _ = jax.lax.scan(
+            lambda state, _: (critic.update(state, rollout, hparams)[0], None),
+            critic.init(key, hparams),
+            length=500,
+        )
+        return critic.value(state, jnp.arange(3))
+
+    error = np.max(np.abs(train(jax.random.key(0)) - returns) / returns)
+    assert (error < 0.05) == (normalization != "none")
