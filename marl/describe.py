@@ -129,6 +129,11 @@ def _describe_terms(team: Any) -> list[str]:
             f"rewards: plus {own.shaped_weight:g} * the environment's shaped rewards, a weight "
             f"that falls to 0 in {own.shaped_steps:,.0f} steps"
         )
+    if team.spec.terms.normalised:
+        lines.append("rewards: divided by the running standard deviation of discounted returns")
+    if team.spec.terms.scaled:
+        scales = zip(team.agents, team.reward_hparams.scale, strict=True)
+        lines.append(f"rewards: times {', '.join(f'{x:g} ({agent})' for agent, x in scales)}")
     return lines
 
 

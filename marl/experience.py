@@ -41,6 +41,7 @@ class TeamRollout(NamedTuple):
     update: Any = 0  # [] int32: updates done before, one number for all seeds of a run
     usable: Any = None  # [T, A, B] bool: may be learned from; None where everything may
     critic_memory: Any = ()  # per group, [S, ...]: critics' before the first step; () without any
+    reward_factor: Any = None  # [A] what pooled rewards are multiplied by; None for 1
 
 
 def learned_from(rollout: TeamRollout) -> jax.Array:
@@ -59,7 +60,7 @@ def by_position(built: tuple[Group, ...], trees: Sequence[Any]) -> list[Any]:
 
 def outcome(teams: rewards.RewardTeams, rollout: TeamRollout) -> rewards.Outcome:
     """What learning sees of a rollout's rewards and ends."""
-    return rewards.outcome(
+    result = rewards.outcome(
         teams,
         rollout.reward,
         rollout.terminated,
@@ -67,6 +68,9 @@ def outcome(teams: rewards.RewardTeams, rollout: TeamRollout) -> rewards.Outcome
         rollout.active,
         rollout.episode_over,
     )
+    if rollout.reward_factor is None:
+        return result
+    return result._replace(reward=result.reward * rollout.reward_factor[:, None])
 
 
 class Seen(NamedTuple):

@@ -13,6 +13,7 @@ from marl.dispatch import TeamSpec, lift
 from marl.envs import spaces
 from marl.envs.errors import UsageError
 from marl.envs.interface import AutoReset
+from marl.rewards import RewardTeams, Terms
 from marl.sharing import Resolved
 
 ON_REPLAY = ("dqn", "sac", "td3", "ddpg")  # registered learners that learn from replay
@@ -69,7 +70,7 @@ def _check_mixed_team(
             f"reward team {name} has learners of several kinds; under a mixer all of it must be "
             "dqn, which learns from replay, or pqn, which learns from rollouts"
         )
-    for option in ("gamma", "q_lambda", "tau", "num_epochs", "num_minibatches"):
+    for option in ("gamma", "q_lambda", "tau", "num_epochs", "num_minibatches", "reward_scale"):
         if len({_option(resolved[p], option) for p in members}) > 1:
             raise UsageError(
                 f"{option} differs among {', '.join(names)}, whose values are mixed to one; "
@@ -79,6 +80,8 @@ def _check_mixed_team(
 
 def _option(agent: Resolved, name: str) -> Any:
     """An hparam or config field; None where the learner has none of that name."""
+    if name == "reward_scale":
+        return agent.reward_scale
     return getattr(agent.hparams, name, getattr(agent.config, name, None))
 
 
@@ -171,7 +174,32 @@ def check_update_order(spec: TeamSpec) -> None:
         )
 
 
-def check_shaped_reward(env: Any, options: Any) -> None:
+def check_terms(
+    env: Any, terms: Terms, teams: RewardTeams, resolved: Sequence[Resolved], shaped: Any
+) -> None:
+    """Raise UsageError where rewards cannot be shaped or normalised."""
+    if terms.shaped:
+        _check_shaped_reward(env, shaped)
+    if not terms.normalised:
+        return
+    by_team = [
+        {_option(resolved[p], "gamma") for p in members} - {None} for members in teams.members
+    ]
+    if not any(by_team):
+        raise UsageError(
+            "normalize_rewards divides by the deviation of discounted returns, and no learner of "
+            "this team has a gamma; leave it away"
+        )
+    for name, gammas in zip(teams.names, by_team, strict=True):
+        if len(gammas) > 1:
+            raise UsageError(
+                f"normalize_rewards needs one gamma in reward team {name}, whose members have "
+                f"{', '.join(f'{gamma:g}' for gamma in sorted(gammas))}; give them one, or leave "
+                "normalize_rewards away"
+            )
+
+
+def _check_shaped_reward(env: Any, options: Any) -> None:
     """Raise UsageError where the environment gives no shaped rewards."""
     key = jax.random.key(0)
     _, state = jax.eval_shape(env.reset, key)

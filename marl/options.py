@@ -20,7 +20,8 @@ KINDS = {
     dict: "a mapping of names to values",
 }
 REPLACED = ("critic", "sharing", "reward_teams")  # a partition of the agents is one value
-TEAM_OVERRIDES = {"learner": str, "critic": Any, "sharing": Any}  # beside the learner's options
+# beside the learner's options
+TEAM_OVERRIDES = {"learner": str, "critic": Any, "sharing": Any, "reward_scale": float}
 
 
 def coerce(key: str, value: Any, kind: Any) -> Any:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from marl import learning, replay, rollout, xla
+from marl import learning, replay, reward_scaling, rollout, xla
 from marl.dispatch import TeamSpec, lift
 from marl.envs.vector import VectorEnv
 from marl.episodes import Episodes
@@ -30,6 +30,7 @@ class RunState(NamedTuple):
     replay: Any = ()  # state of the replay buffer, or () without one
     mixers: Any = ()  # per reward team, its mixing network; () without mixers
     critic_memory: Any = ()  # per group, critics' at the last rollout's end; () without any
+    returns: Any = ()  # per reward team, by which rewards are normalised; () where they are not
 
 
 class Metrics(NamedTuple):
@@ -137,7 +138,8 @@ def init_state(spec: ProgramSpec, key: jax.Array, hparams: Any) -> RunState:
     team = lift(spec.team).learner.init(key_init, hparams)
     carry = rollout.start(spec.team, vector_env(spec), key_reset)
     memory = learning.critic_memories(lift(spec.team).groups, spec.num_envs)
-    state = RunState(key_run, jnp.int32(0), team, floats(hparams), carry, critic_memory=memory)
+    returns = reward_scaling.init(spec.team, spec.num_envs)
+    state = RunState(key_run, jnp.int32(0), team, floats(hparams), carry, (), (), memory, returns)
     if spec.team.mixer != "none":
         from marl import mixing  # networks take their time to import
 
@@ -186,7 +188,13 @@ def train_step(spec: ProgramSpec, number: jax.Array, state: RunState) -> tuple[R
     """
     key_collect, key_update = jax.random.split(jax.random.fold_in(state.key, number))
     carry, experience, episodes, faults = _collect(spec, key_collect, number, state)
-    experience = experience._replace(update=number, critic_memory=state.critic_memory)
+    built = lift(spec.team).groups
+    returns, factor = reward_scaling.after(
+        spec.team, built, state.returns, experience, state.hparams
+    )
+    experience = experience._replace(
+        update=number, critic_memory=state.critic_memory, reward_factor=factor
+    )
     before = TeamState(state.team, state.mixers, state.replay)
     args = key_update, before, experience, state.hparams
     learned = update(spec.team, spec.num_envs, *args, skip_nan=spec.skip_nan)
@@ -203,10 +211,9 @@ def train_step(spec: ProgramSpec, number: jax.Array, state: RunState) -> tuple[R
         kept = zip((*finite, *held), team, state.team, strict=True)
         team = tuple(_where_finite(sets, new, old) for sets, new, old in kept)
         mixers = _whole_or_old(finite, mixers, state.mixers)
-    built = lift(spec.team).groups
     memory = learning.next_critic_memories(spec.team, built, team[:num_groups], experience)
     number = state.update + 1
-    state = RunState(state.key, number, team, state.hparams, carry, rows, mixers, memory)
+    state = RunState(state.key, number, team, state.hparams, carry, rows, mixers, memory, returns)
     return state, Metrics(learned.metrics, episodes, faults, finite)
 
 

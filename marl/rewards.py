@@ -1,6 +1,6 @@
 """Reward teams: whose rewards are pooled, when a return ends, and what is added to rewards."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from marl import patterns
 from marl.agents.schedules import schedule
-from marl.agents.validation import at_least
+from marl.agents.validation import at_least, one_of
 from marl.envs.errors import UsageError, nearest
 
 POOLINGS = ("mean", "sum")
@@ -35,6 +36,8 @@ class Terms(NamedTuple):
     """What is learned from beside the rewards as they are; static."""
 
     shaped: bool = False  # the environment's shaped rewards are added, with a weight that falls
+    scaled: bool = False  # pooled rewards are multiplied by a number
+    normalised: bool = False  # and divided by the standard deviation of returns so far
 
 
 class RewardHparams(NamedTuple):
@@ -42,6 +45,7 @@ class RewardHparams(NamedTuple):
 
     shaped_weight: Any = 0.0  # [] of shaped rewards, at the start
     shaped_steps: Any = 0.0  # [] environment steps in which it falls to 0
+    scale: Any = ()  # [A] of pooled rewards
 
 
 class Outcome(NamedTuple):
@@ -50,6 +54,33 @@ class Outcome(NamedTuple):
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
+
+
+def parse_teams(
+    reward_teams: Any, agents: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+    """Names and positions; agents that the user did not name stand alone."""
+    if isinstance(reward_teams, str):
+        one_of("reward_teams", reward_teams, ("none", "all"))
+        sets = {"all": list(agents)} if reward_teams == "all" else {}
+    else:
+        sets = patterns.partition(reward_teams, agents, "reward_teams")
+    for name in sets:
+        if name in agents and sets[name] != [name]:
+            raise UsageError(
+                f"reward_teams.{name} has the name of an agent; call the team otherwise"
+            )
+    taken = {agent for members in sets.values() for agent in members}
+    sets |= {agent: [agent] for agent in agents if agent not in taken}
+    members = tuple(tuple(agents.index(agent) for agent in found) for found in sets.values())
+    return tuple(sets), members
+
+
+def check_scale(scale: Any, agent: str) -> None:
+    """Raise UsageError unless `scale` is a positive number."""
+    number = isinstance(scale, Real) and not isinstance(scale, bool)
+    if not number or not 0 < float(scale) < float("inf"):
+        raise UsageError(f"reward_scale = {scale!r} of {agent}; give a positive number")
 
 
 def bind_shaped(options: Mapping[str, Any]) -> RewardHparams:

@@ -28,6 +28,8 @@ class TeamConfig:
     reward_pooling: str = "mean"
     death: str = "auto"
     shaped_reward: dict[str, Any] = field(default_factory=dict)
+    reward_scale: float = 1.0
+    normalize_rewards: bool = False
     overrides: dict[str, Any] = field(default_factory=dict)
     agent_ids: bool = True
     mixer: str = "none"

@@ -23,6 +23,7 @@ class Resolved(NamedTuple):
     critic: tuple[str, ...]
     sharing: str  # "none", "group", or the name of a set
     critic_sharing: str | None = None  # the same or "reward_team"; None: as the actor
+    reward_scale: float = 1.0
 
 
 class Named(NamedTuple):
@@ -138,7 +139,8 @@ def critic_sets(
                 continue
             _check_has_critic(agents[p], agent)
             options = agent.algorithm.critic_options(agent.config, agent.hparams)
-            kind = (agent.algorithm, tuple(options.items()), observations[p], agent.critic)
+            paid = (agent.critic, agent.reward_scale)
+            kind = (agent.algorithm, tuple(options.items()), observations[p], *paid)
             keys = {
                 "none": ("own", p),
                 "group": ("group", kind),
@@ -169,7 +171,10 @@ def _check_one_critic(members: Sequence[tuple[str, Resolved]]) -> None:
         left: Any = _word(first.algorithm)
         right: Any = _word(agent.algorithm)
         if first.algorithm is agent.algorithm:
-            options = [r.algorithm.critic_options(r.config, r.hparams) for r in (first, agent)]
+            options = [
+                r.algorithm.critic_options(r.config, r.hparams) | {"reward_scale": r.reward_scale}
+                for r in (first, agent)
+            ]
             different = [key for key in options[0] if not _equal(*(o[key] for o in options))]
             if first.critic == agent.critic and not different:
                 continue
@@ -211,6 +216,7 @@ def _check_alike(first: tuple, other: tuple, how: str) -> None:
             ("learner", a.algorithm, b.algorithm),
             *_config_differences(a.config, b.config),
             *([("critic", a.critic, b.critic)] if a.critic_sharing is None else []),
+            ("reward_scale", a.reward_scale, b.reward_scale),
             ("observation space", observation[1:], other_observation[1:]),
             ("action space", action[1:], other_action[1:]),
         )

@@ -22,10 +22,19 @@ from marl.envs import registry as environments
 from marl.envs import spaces
 from marl.envs.errors import UsageError, nearest
 from marl.envs.interface import AutoReset
-from marl.rewards import DEATHS, POOLINGS, RewardHparams, RewardTeams, Terms, bind_shaped
+from marl.rewards import (
+    DEATHS,
+    POOLINGS,
+    RewardHparams,
+    RewardTeams,
+    Terms,
+    bind_shaped,
+    check_scale,
+    parse_teams,
+)
 from marl.sharing import Resolved, critic_sets, sharing_sets
 
-_TEAM_OPTIONS = ("learner", "critic", "sharing")
+_TEAM_OPTIONS = ("learner", "critic", "sharing", "reward_scale")
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,8 @@ class Team:
         )
         if not any(self.spec.terms):
             return found
-        return (*found, jax.tree.map(jnp.float32, self.reward_hparams))
+        floats = (jnp.asarray(x, jnp.float32) for x in self.reward_hparams)
+        return (*found, RewardHparams(*floats))
 
     def agent_state(self, state: tuple[Any, ...], agent: str) -> Any:
         """One agent's learner state out of the team's."""
@@ -104,6 +114,8 @@ def team(
     reward_pooling: str = "mean",
     death: str = "auto",
     shaped_reward: Mapping[str, float] | None = None,
+    reward_scale: float = 1.0,
+    normalize_rewards: bool = False,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
     agent_ids: bool = True,
     mixer: str = "none",
@@ -130,8 +142,12 @@ def team(
       shaped_reward: learn from the environment's shaped rewards too, with a weight that falls
         linearly from `weight` (1 by default) to 0 over `steps` environment steps, as in
         `{"steps": 1e6}`. Returns that are reported stay those of the rewards themselves.
+      reward_scale: what an agent learns from is its pooled reward times this.
+      normalize_rewards: divide pooled rewards by the running standard deviation of their discounted
+        return, too.
       overrides: `{pattern: {option: value}}`, where an option is any of the learner's, or
-        `learner`, `critic` or `sharing`. Patterns know `*` and `?`; the later match wins.
+        `learner`, `critic`, `sharing` or `reward_scale`. Patterns know `*` and `?`; the later match
+        wins.
       agent_ids: add a one-hot of the agent to observations where parameters are shared.
       mixer: value decomposition over reward teams, for learners of action values: "none", "vdn" or
         "qmix".
@@ -161,6 +177,8 @@ def team(
         "reward_pooling": reward_pooling,
         "death": death,
         "shaped_reward": dict(shaped_reward or {}),
+        "reward_scale": reward_scale,
+        "normalize_rewards": normalize_rewards,
         "overrides": dict(overrides or {}),
         "agent_ids": agent_ids,
         "mixer": mixer,
@@ -180,11 +198,13 @@ def team(
     one_of("mixer", mixer, learning.MIXERS)
     one_of("update_order", update_order, learning.UPDATE_ORDERS)
     actors, critics_of = sharing_of.named_sets(sharing, agents)
-    base = {"learner": learner, "critic": critic, **learner_options}
+    if not isinstance(normalize_rewards, bool):
+        raise UsageError(f"normalize_rewards = {normalize_rewards!r}; give True or False")
+    base = {"learner": learner, "critic": critic, "reward_scale": reward_scale, **learner_options}
     resolved = [
         _resolve_agent(env, agent, base, (actors, critics_of), overrides or {}) for agent in agents
     ]
-    teams = RewardTeams(*_reward_teams(reward_teams, agents), reward_pooling, death)
+    teams = RewardTeams(*parse_teams(reward_teams, agents), reward_pooling, death)
     spec = _spec(env, agents, resolved, teams, agent_ids, vectorise)
     spec = dataclasses.replace(spec, mixer=mixer, update_order=update_order)
     if any(learning.on_replay(group) for group in lift(spec).groups):
@@ -195,9 +215,10 @@ def team(
         spec = fitting.with_mixer(env, spec, resolved)
     fitting.check_learners(spec, resolved)
     fitting.check_update_order(spec)
-    terms = Terms(shaped=reward_hparams.shaped_steps > 0)
-    if terms.shaped:
-        fitting.check_shaped_reward(env, shaped_reward)
+    scale = tuple(float(agent.reward_scale) for agent in resolved)
+    reward_hparams = reward_hparams._replace(scale=scale)
+    terms = Terms(reward_hparams.shaped_steps > 0, set(scale) != {1.0}, normalize_rewards)
+    fitting.check_terms(env, terms, teams, resolved, shaped_reward)
     spec = dataclasses.replace(spec, terms=terms)
     hparams = tuple(agent.hparams for agent in resolved)
     env = fitting.with_final_extras(env, spec)
@@ -256,27 +277,8 @@ def _resolve_agent(
         sharing = ("none", None)
         config, hparams = algorithm.bind(env, agent, config, hparams)
     critic = critics.parse(options["critic"], "critic", agents)
-    return Resolved(algorithm, config, hparams, critic, *sharing)
-
-
-def _reward_teams(
-    reward_teams: Any, agents: Sequence[str]
-) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
-    """Names and positions; agents that the user did not name stand alone."""
-    if isinstance(reward_teams, str):
-        one_of("reward_teams", reward_teams, ("none", "all"))
-        sets = {"all": list(agents)} if reward_teams == "all" else {}
-    else:
-        sets = patterns.partition(reward_teams, agents, "reward_teams")
-    for name in sets:
-        if name in agents and sets[name] != [name]:
-            raise UsageError(
-                f"reward_teams.{name} has the name of an agent; call the team otherwise"
-            )
-    taken = {agent for members in sets.values() for agent in members}
-    sets |= {agent: [agent] for agent in agents if agent not in taken}
-    members = tuple(tuple(agents.index(agent) for agent in found) for found in sets.values())
-    return tuple(sets), members
+    check_scale(options["reward_scale"], agent)
+    return Resolved(algorithm, config, hparams, critic, *sharing, options["reward_scale"])
 
 
 def _spec(

@@ -58,7 +58,8 @@ def update(
     rows = buffer.add(state.replay, replay.rows_of(rollout))
     seen = rollout.env_steps + rollout.episode_over.size
     ready = replay.ready(spec.replay, num_envs, rows, seen)
-    steps = partial(_gradient_steps, spec, buffer, skip_nan, key, rows, rollout.env_steps, hparams)
+    now = (rollout.env_steps, rollout.reward_factor)
+    steps = partial(_gradient_steps, spec, buffer, skip_nan, key, rows, *now, hparams)
     shapes = jax.eval_shape(steps, (groups, mixers))[1]
     nothing = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan), shapes)
     (groups, mixers), others = jax.lax.cond(
@@ -75,6 +76,7 @@ def _gradient_steps(
     key: jax.Array,
     rows: Any,
     env_steps: jax.Array,
+    reward_factor: Any,
     hparams: Any,
     learned: tuple[Any, Any],
 ) -> tuple[tuple[Any, Any], Any]:
@@ -89,6 +91,7 @@ def _gradient_steps(
         groups, mixers = learned
         key_step, places = drawn
         samples = replay.windows_of(replay.taken(rows, places), memory, env_steps)
+        samples = samples._replace(reward_factor=reward_factor)
         if skip_nan:
             samples = nonfinite.left_out(spec, built, samples)
         groups, found = learning.replay_step(spec, built, key_step, groups, samples, hparams)

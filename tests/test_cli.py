@@ -102,21 +102,6 @@ def test_describe_shows_the_team_and_trains_nothing(capsys, tmp_path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("preset", sorted(config.presets()))
-def test_presets_build(preset, capsys):
-    assert cli.main(["describe", preset]) == 0
-    assert "agents in" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", sorted(config.presets()))
-def test_presets_train(preset, tmp_path):
-    small = ["training.num_envs=2", "training.rollout_length=8", "training.total_steps=32"]
-    out = tmp_path / "run"
-    assert train(preset, *small, "evaluation.episodes=2", "--quiet", "--out", str(out)) == 0
-    assert json.loads((out / "summary.json").read_text())["env_steps"] == 32
-
-
 def test_a_run_is_written_whole(trained):
     names = {path.name for path in trained.iterdir()}
     assert names == {

@@ -1,0 +1,101 @@
+"""What pooled rewards are multiplied by before they are learned from.
+
+Each agent has a `reward_scale`. With `normalize_rewards` rewards are also divided by the standard
+deviation of discounted returns so far, R_t = gamma * R_{t-1} + r_t from 0 on, as `VecNormalize` of
+OpenAI's baselines does. These belong to a reward team and are of its pooled reward; steps in which
+no member is active do not count. A rollout is divided by the deviation that has it in.
+
+Axes: A agents, R reward teams, T steps of B environments.
+"""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from marl import experience, groups, rewards
+from marl.agents import statistics
+from marl.agents.statistics import RunningStatistics
+from marl.experience import TeamRollout
+from marl.rewards import RewardHparams
+
+if TYPE_CHECKING:
+    from marl.dispatch import TeamSpec
+
+
+class Returns(NamedTuple):
+    """What has been seen of returns."""
+
+    running: jax.Array  # [R, B]: of the episodes that go on
+    statistics: RunningStatistics  # [R] each
+
+
+def init(spec: "TeamSpec", num_envs: int) -> Any:
+    """Nothing seen; () for a team that does not normalise."""
+    if not spec.terms.normalised:
+        return ()
+    num_teams = len(spec.reward_teams.members)
+    fresh = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_teams,)), statistics.init())
+    return Returns(jnp.zeros((num_teams, num_envs)), fresh)
+
+
+def after(
+    spec: "TeamSpec", built: Any, returns: Any, rollout: TeamRollout, hparams: tuple[Any, ...]
+) -> tuple[Any, jax.Array | None]:
+    """The returns with a rollout, and what its rewards are multiplied by, [A]; None for nothing."""
+    if not (spec.terms.scaled or spec.terms.normalised):
+        return returns, None
+    own: RewardHparams = hparams[-1]
+    if not spec.terms.normalised:
+        return returns, own.scale
+    gammas = [_gamma(built, hparams, members) for members in spec.reward_teams.members]
+    returns = _merged(spec, returns, rollout, jnp.stack([0.0 if g is None else g for g in gammas]))
+    divided = np.asarray([gamma is not None for gamma in gammas])
+    factor = jnp.where(divided, 1 / deviation(returns.statistics), 1.0)
+    return returns, own.scale * factor[np.asarray(_team_of(spec))]
+
+
+def deviation(seen: RunningStatistics) -> jax.Array:
+    """[R]: 1 where returns have not varied beyond their rounding error."""
+    varies = seen.variance > 1e-6 * jnp.square(seen.mean)
+    return jnp.sqrt(jnp.where(varies, seen.variance, 1.0))
+
+
+def _merged(spec: "TeamSpec", returns: Returns, rollout: TeamRollout, gamma: jax.Array) -> Returns:
+    teams = spec.reward_teams
+    firsts = [members[0] for members in teams.members]
+    pooled = rewards.pool(teams, rollout.reward, rollout.active)[:, np.asarray(firsts)]
+    someone = [jnp.any(rollout.active[:, np.asarray(members)], 1) for members in teams.members]
+    finite = jnp.isfinite(pooled)
+    counts = jnp.stack(someone, 1) & finite
+    pooled = jnp.where(finite, pooled, 0.0)
+    result = experience.outcome(teams, rollout)
+    ends = [
+        (result.terminated | result.truncated)[:, members[0]]
+        if len(members) == 1
+        else rollout.episode_over
+        for members in teams.members
+    ]
+
+    def step(running: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        reward, over = now
+        running = gamma[:, None] * running + reward
+        return jnp.where(over, 0.0, running), running
+
+    running, seen = jax.lax.scan(step, returns.running, (pooled, jnp.stack(ends, 1)))
+    by_team = (jnp.moveaxis(x, 1, 0) for x in (seen, counts.astype(jnp.float32)))
+    return Returns(running, jax.vmap(statistics.merge)(returns.statistics, *by_team))
+
+
+def _gamma(built: Any, hparams: tuple[Any, ...], members: tuple[int, ...]) -> jax.Array | None:
+    """[] of a reward team: that of its first member that has one."""
+    found = [groups.of_position(built, hparams, position) for position in members]
+    return next((own.gamma for own in found if "gamma" in own._fields), None)
+
+
+def _team_of(spec: "TeamSpec") -> list[int]:
+    """The reward team of each position."""
+    members = spec.reward_teams.members
+    pairs = sorted((position, team) for team, own in enumerate(members) for position in own)
+    return [team for _, team in pairs]

@@ -1,0 +1,217 @@
+"""Reward scales and the running deviation of returns, against plain loops."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from team_cases import (
+    SMALL,
+    Spy,
+    assert_identical,
+    by_agent,
+    compiled,
+    first_state,
+    play,
+    quick_compilation,  # noqa: F401 (a fixture)
+    small_team,
+    trained,
+)
+from team_envs import SHIFT_ACTIVE, SHIFT_REWARD, shift
+
+import marl
+from marl import reward_scaling
+from marl.agents import dqn
+from marl.agents.statistics import RunningStatistics
+from marl.envs.errors import UsageError
+
+NUM_ENVS, LENGTH, UPDATES, GAMMA = 2, 4, 3, 0.5  # episodes of 6 steps run on over rollouts
+AGENTS = tuple(SHIFT_ACTIVE)
+ACTIVE = np.asarray(list(SHIFT_ACTIVE.values()), bool)  # [A, 6]
+TRUE = np.asarray(list(SHIFT_REWARD.values()))
+STEPS = np.arange(UPDATES * LENGTH) % 6  # of the episode
+
+
+def report(learner, state, experience, hparams):
+    return {"reward": experience.reward}
+
+
+def learned_from(**options):
+    """[A, updates, T] that a team's learners get; its episodes and last state."""
+    team = small_team(shift(poison=True), Spy(report, learns=False), gamma=GAMMA, **options)
+    state, metrics = trained(team, compiled(team, NUM_ENVS, LENGTH), UPDATES)
+    found = by_agent(team, metrics.learner, "reward")
+    stacked = np.stack([found[agent] for agent in AGENTS])
+    np.testing.assert_array_equal(stacked[..., 0], stacked[..., 1])  # two equal environments
+    return stacked[..., 0], metrics.episodes, state
+
+
+def deviations(reward, active, ends):
+    """After each update, the deviation of the discounted returns of [steps] that were active."""
+    running, seen, found = 0.0, [], []
+    for step in range(UPDATES * LENGTH):
+        running = GAMMA * running + reward[step]
+        if active[step]:
+            seen.append(running)
+        if ends[step]:
+            running = 0.0
+        if step % LENGTH == LENGTH - 1:
+            found.append(np.std(seen))
+    return np.asarray(found)
+
+
+def test_scales_differ_by_agent_and_returns_stay_true():
+    found, episodes, _ = learned_from(
+        reward_scale=2, overrides={"bob": {"reward_scale": 0.1}, "ann": {"gamma": 0.9}}
+    )
+    scale = np.asarray([2, 0.1, 2])[:, None]
+    expected = np.where(ACTIVE, TRUE * scale, 0)[:, STEPS].reshape(3, UPDATES, LENGTH)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    returns = np.sum(episodes.returns, 0) / np.sum(episodes.finished)
+    np.testing.assert_allclose(returns, np.where(ACTIVE, TRUE, 0).sum(1))
+
+
+def test_agents_alone_are_divided_by_their_own_deviation():
+    found, episodes, state = learned_from(normalize_rewards=True, reward_scale=3)
+    last = {"ann": 5, "bob": 2, "cid": 5}  # step that ends the return
+    for i, agent in enumerate(AGENTS):
+        reward, active = np.where(ACTIVE[i], TRUE[i], 0)[STEPS], ACTIVE[i][STEPS]
+        std = deviations(reward, active, (last[agent] == STEPS) | (STEPS == 5))
+        expected = 3 * reward.reshape(UPDATES, LENGTH) / std[:, None]
+        np.testing.assert_allclose(found[i], expected, rtol=1e-5)
+        total = state.returns.statistics.total[i]
+        assert total == NUM_ENVS * active.sum(), "steps in which it was out do not count"
+    returns = np.sum(episodes.returns, 0) / np.sum(episodes.finished)
+    np.testing.assert_allclose(returns, np.where(ACTIVE, TRUE, 0).sum(1))
+
+
+def test_a_reward_team_has_one_deviation_of_what_it_pools():
+    teams = {"pair": ["bob", "cid"]}
+    found, _, state = learned_from(
+        normalize_rewards=True,
+        reward_teams=teams,
+        reward_pooling="sum",
+        overrides={"cid": {"reward_scale": 10}},
+    )
+    assert state.returns.running.shape == (2, NUM_ENVS)
+    reward = np.where(ACTIVE, TRUE, 0)[1:].sum(0)[STEPS]
+    std = deviations(reward, ACTIVE[1:].any(0)[STEPS], STEPS == 5)
+    expected = reward.reshape(UPDATES, LENGTH) / std[:, None]
+    np.testing.assert_allclose(found[1], expected, rtol=1e-5)
+    np.testing.assert_allclose(found[2], 10 * expected, rtol=1e-5)
+
+
+def test_returns_that_do_not_vary_are_not_divided():
+    seen = RunningStatistics(
+        total=jnp.ones(4) * 100,
+        mean=jnp.asarray([0.0, 5.0, 0.0, 1e-4]),
+        variance=jnp.asarray([0.0, 1e-7, 4.0, 1e-8]),
+    )
+    np.testing.assert_allclose(reward_scaling.deviation(seen), [1, 1, 2, 1e-4], rtol=1e-6)
+
+
+def test_what_is_not_finite_never_enters():
+    team = small_team(shift(), gamma=GAMMA, normalize_rewards=True)
+    _, rollout = play(team, NUM_ENVS, LENGTH)
+    broken = rollout._replace(reward=rollout.reward.at[1, 0, 0].set(jnp.nan))
+    spec, built = team.spec, team.lifted.groups
+    before = reward_scaling.init(spec, NUM_ENVS)
+    returns, factor = reward_scaling.after(spec, built, before, broken, team.group_hparams())
+    assert all(np.all(np.isfinite(x)) for x in (*jax.tree.leaves(returns), factor))
+    np.testing.assert_array_equal(returns.statistics.total, [7, 6, 4])  # ann, bob, cid
+
+
+def test_replay_samples_are_scaled_when_they_are_drawn():
+    sizes = {"capacity": 100, "batch_size": 32, "learning_starts": 0}
+    spy = Spy(report, learns=False, algorithm=dqn)
+    options = {"replay": sizes, "hidden_sizes": (4,), "reward_scale": 0.001}
+    team = marl.team(shift(), spy, **options)
+    state, metrics = trained(team, compiled(team, NUM_ENVS, LENGTH), UPDATES)
+    assert np.max(state.replay.experience["reward"]) == 400, "what is held is as it was paid"
+    drawn = np.stack([*by_agent(team, metrics.learner, "reward").values()])[:, -1]
+    for i, own in enumerate(drawn):
+        paid = np.where(ACTIVE[i], TRUE[i], 0) / 1000
+        assert np.all(np.abs(own[..., None] - paid).min(-1) < 1e-6)
+        assert own.max() == pytest.approx(paid.max())
+
+
+def test_statistics_are_kept_in_checkpoints(tmp_path):
+    sizes = {"num_envs": 2, "rollout_length": 4, "log_interval": 1, "eval_episodes": 1}
+    env = shift()
+    team = marl.team(env, "ppo", normalize_rewards=True, **SMALL)
+    whole = marl.train(env, team, 32, progress=False, **sizes)
+    marl.train(env, team, 16, progress=False, out=tmp_path / "run", **sizes)
+    resumed = marl.train(env, team, 32, progress=False, resume=tmp_path / "run", **sizes)
+    assert np.all(np.asarray(whole.state.returns.statistics.total) > 0)
+    assert_identical(whole.state.returns, resumed.state.returns)
+
+
+def test_without_it_nothing_of_it_is_there():
+    off, one = marl.team(shift(), "ppo"), marl.team(shift(), "ppo", reward_scale=1.0)
+    assert off.spec == one.spec and not any(off.spec.terms)
+    assert jax.eval_shape(lambda: first_state_of(off)).returns == ()
+    scaled = [marl.team(shift(), "ppo", reward_scale=x) for x in (2.0, 3.0)]
+    assert scaled[0].spec == scaled[1].spec, "floats compile nothing new"
+
+
+def first_state_of(team):
+    trainer = compiled(team)
+    return trainer.init_function(jax.random.key(0)[None], team.group_hparams())
+
+
+def test_seeds_have_statistics_of_their_own():
+    team = small_team(shift(), normalize_rewards=True, learning_rate=0)
+    trainer = compiled(team, 3, 4, num_seeds=2)
+    state = first_state(team, trainer)
+    assert state.returns.running.shape == (2, 3, 3)
+    assert state.returns.statistics.mean.shape == (2, 3)
+
+
+GAME = marl.make("toy/cooperative")  # row, column
+BAD = {
+    "zero": ({"reward_scale": 0}, ["reward_scale = 0 of row", "positive number"]),
+    "text": ({"reward_scale": "big"}, ["reward_scale = 'big'", "positive number"]),
+    "in a sharing set": (
+        {"sharing": "group", "overrides": {"row": {"reward_scale": 2}}},
+        ["row and column share parameters", "differ in reward_scale: 2 and 1.0"],
+    ),
+    "in a shared critic": (
+        {
+            "critic": "all",
+            "reward_teams": "all",
+            "sharing": {"critic": "reward_team"},
+            "overrides": {"row": {"reward_scale": 2}},
+        },
+        ["row and column share a critic", "differ in reward_scale: 2 and 1.0"],
+    ),
+    "in a mixer": (
+        {
+            "learner": "dqn",
+            "mixer": "vdn",
+            "reward_teams": "all",
+            "overrides": {"row": {"reward_scale": 2}},
+        },
+        ["reward_scale differs among row, column"],
+    ),
+    "normalising by two gammas": (
+        {
+            "normalize_rewards": True,
+            "reward_teams": "all",
+            "overrides": {"row": {"gamma": 0.5}},
+        },
+        ["one gamma in reward team all", "0.5, 0.99"],
+    ),
+    "normalising without gamma": (
+        {"learner": "random", "normalize_rewards": True},
+        ["no learner of this team has a gamma"],
+    ),
+    "not a bool": ({"normalize_rewards": "yes"}, ["normalize_rewards = 'yes'", "True or False"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_settings_say_what_to_do(case):
+    options, texts = BAD[case]
+    with pytest.raises(UsageError) as error:
+        marl.team(GAME, **options)
+    for text in texts:
+        assert text in str(error.value)
