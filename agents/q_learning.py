@@ -156,6 +156,13 @@ def q_values(parts: Parts, params: Any, obs: Any) -> jax.Array:
     return parts.network.apply(params, parts.features(obs))
 
 
+def q_unroll(
+    parts: Parts, params: Any, obs: Any, memory: Any, reset: jax.Array, active: jax.Array
+) -> tuple[jax.Array, Any]:
+    """Values [T, B, n] and memories [T, B, ...] of a network with memory (see `QUnrollFn`)."""
+    return parts.network.unroll(params, parts.features(obs), memory, reset, active)
+
+
 def leaf(parts: Parts, tree: Any) -> Any:
     """The one array of an action or of a mask; None without masks."""
     if tree is None:

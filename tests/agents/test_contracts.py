@@ -107,6 +107,7 @@ def test_argument_order_is_law(case):
         "value": ["state", "critic_obs"],
         "log_prob": ["state", "experience"],
         "q_values": ["params", "obs"],
+        "q_unroll": ["params", "obs", "memory", "reset", "active"],
         "apply_gradients": ["state", "grads", "hparams"],
         "next_action": ["key", "state", "inputs", "hparams"],
         "check": ["batch_shape"],
@@ -115,7 +116,7 @@ def test_argument_order_is_law(case):
         "next_critic_memory": ["state", "experience"],
     }
     learner = case.learner()
-    assert set(expected) | {"experience"} == set(Learner._fields)
+    assert set(expected) | {"experience", "window"} == set(Learner._fields)
     assert learner.experience in ("rollout", "replay")
     for name, names in expected.items():
         function = getattr(learner, name)
