@@ -20,7 +20,7 @@ import optax
 
 from marl.agents import losses, q_learning, returns, sequences
 from marl.agents.learner import ActInput, ActOutput, CriticSpace, Learner, Rollout
-from marl.agents.q_learning import Parts, Samples, State
+from marl.agents.q_learning import Memories, Parts, Samples, State
 from marl.agents.validation import at_least
 from marl.envs.spaces import SpaceTree
 
@@ -107,6 +107,7 @@ def make(
         experience="replay",
         window=config.burn_in + config.sequence_length if recurrent else 1,
         q_values=None if recurrent else partial(q_learning.q_values, parts),
+        q_unroll=partial(q_learning.q_unroll, parts) if recurrent else None,
         apply_gradients=partial(apply_gradients, config),
         next_action=partial(next_action, parts),
     )
@@ -163,13 +164,6 @@ def targets(parts: Parts, state: State, experience: Rollout, gamma: jax.Array) -
     return total + jnp.where(discount > 0, discount * value, 0.0)
 
 
-class Memories(NamedTuple):
-    """What both networks remember after each step of windows, [T, B, ...]; () without memory."""
-
-    online: Any
-    target: Any
-
-
 def _following(
     parts: Parts, state: State, final_obs: Any, final_mask: Any, memories: Memories
 ) -> jax.Array:
@@ -222,17 +216,9 @@ def sequence_targets(
     first, length = parts.config.burn_in, parts.config.sequence_length
     rest = experience.final_obs, experience.final_action_mask, memories
     value = _following(parts, state, *jax.tree.map(lambda x: x[first:], rest))
-    steps_ahead = range(len(value) - length + 1)
-
-    def ahead(x: jax.Array) -> jax.Array:  # [L + n - 1, B] to [n, L, B]
-        return jnp.stack([x[k : k + length] for k in steps_ahead])
-
-    reward, terminated, truncated = (
-        ahead(x[first:]) for x in (experience.reward, experience.terminated, experience.truncated)
-    )
-    total, discount, last = returns.n_step(reward, terminated, truncated, gamma)
-    value = jnp.take_along_axis(ahead(value), last[None], 0)[0]
-    return total + jnp.where(discount > 0, discount * value, 0.0)
+    flags = experience.reward, experience.terminated, experience.truncated
+    reward, terminated, truncated = (x[first:] for x in flags)
+    return returns.n_steps(reward, value, terminated, truncated, gamma, length)
 
 
 def apply_gradients(

@@ -50,6 +50,13 @@ class Samples(NamedTuple):
     steps: Any = ()  # `sequences.Steps`, or ()
 
 
+class Memories(NamedTuple):
+    """What networks remember after each step, [T, B, ...]; () without memory, or the network."""
+
+    online: Any
+    target: Any
+
+
 # names of the metrics of `gradients`
 METRICS = ("loss", "q_mean", "td_error", "grad_norm")
 

@@ -14,10 +14,11 @@ import optax
 from marl import experience, groups, learning, member_values, mixing
 from marl.agents import losses, q_learning, returns, sequences
 from marl.agents.minibatches import permutations
+from marl.agents.q_learning import Memories
 from marl.experience import TeamRollout
 from marl.groups import Group
 from marl.member_values import Taken, View
-from marl.mixing import Mixed, mixed
+from marl.mixing import Mixed
 
 if TYPE_CHECKING:
     from marl.dispatch import TeamSpec
@@ -128,7 +129,7 @@ def _next_totals(
     state: tuple[Any, ...],
     mixers: tuple[Any, ...],
     view: View,
-    memories: Sequence[Any],
+    memories: Sequence[Memories],
     rollout: TeamRollout,
 ) -> jax.Array:
     """[teams, T, B]: what each team's greedy actions are worth where each step led to."""
@@ -161,29 +162,61 @@ def replay_step(
     hparams: tuple[Any, ...],
 ) -> tuple[tuple[Any, Any], Any]:
     """One gradient step on B windows of T steps: ((states, mixers), metrics)."""
-    rollout = experience.shortened(rollout, learning.window_of(spec, 1, rollout))
-    parts = mixed(spec, built, on_replay=True)
+    carry: tuple[Any, Any] = state, mixers
+    metrics: tuple[dict[str, jax.Array], ...] = tuple({} for _ in built)
+    for parts in mixing.alike(spec, built, on_replay=True):
+        carry, found = _learn_windows(spec, built, parts, carry, rollout, hparams)
+        metrics = tuple(a | b for a, b in zip(metrics, found, strict=True))
+    return carry, metrics
+
+
+def _learn_windows(
+    spec: "TeamSpec",
+    built: tuple[Group, ...],
+    parts: Mixed,
+    carry: tuple[Any, Any],
+    rollout: TeamRollout,
+    hparams: tuple[Any, ...],
+) -> tuple[tuple[Any, Any], Any]:
+    """`replay_step` of teams that learn from the first steps of windows, or from sequences."""
+    first, length, group = 0, 1, built[parts.groups[0]]
+    if learning.remembers(group):
+        config = spec.agents[group.positions[0]].config
+        first, length = config.burn_in, config.sequence_length
+    which = slice(first, first + length)
+    window = learning.window_of(spec, group.learner.window, rollout)
+    rollout = experience.shortened(rollout, window)
     view = member_values.view(spec, built, parts, rollout)
-    memories = [()] * len(parts.groups)
-    following = _next_totals(spec, built, parts, state, mixers, view, memories, rollout)
-    batch = following.shape[-1]
+    memories = _memories(built, parts, carry[0], view, rollout)
+    following = _next_totals(spec, built, parts, *carry, view, memories, rollout)
     targets = []
     for members, value in zip(parts.teams, following, strict=True):
-        reward, terminated, truncated = (x[:, members[0]] for x in view.result)
+        reward, terminated, truncated = (x[first:, members[0]] for x in view.result)
         gamma = groups.of_position(built, hparams, members[0]).gamma
-        total, discount, last = returns.n_step(reward, terminated, truncated, gamma)
-        ahead = value[last, jnp.arange(batch)]
-        targets.append(total + jnp.where(discount > 0, discount * ahead, 0.0))
-    firsts = Samples(
+        target = returns.n_steps(reward, value[first:], terminated, truncated, gamma, length)
+        targets.append(target.reshape(-1))
+    num_envs = following.shape[-1]
+    samples = Samples(
         own=tuple(
-            Taken(jax.tree.map(lambda x: x[:, 0], own.obs), own.action[:, 0]) for own in view.own
+            member_values.of_windows(built[index], which, own, rollout.reset, memory)
+            for index, own, memory in zip(parts.groups, view.own, memories, strict=True)
         ),
-        active=rollout.active[0],
-        state=jax.tree.map(lambda x: x[:batch], view.state),
+        active=_by_agent(rollout.active[which]),
+        state=jax.tree.map(lambda x: x[first * num_envs :][: length * num_envs], view.state),
         target=jnp.stack(targets),
-        weight=mixing.weights(parts, experience.learned_from(rollout)[0]),
+        weight=mixing.weights(parts, _by_agent(experience.learned_from(rollout)[which])),
     )
-    return _step(spec, built, parts, hparams, rollout.env_steps, (state, mixers), firsts)
+    return _step(spec, built, parts, hparams, rollout.env_steps, carry, samples)
+
+
+def _memories(
+    built: tuple[Group, ...], parts: Mixed, state: Sequence[Any], view: View, rollout: TeamRollout
+) -> list[Memories]:
+    """Per mixed group, what its networks remember after each step."""
+    return [
+        member_values.memories(built[index], state[index], own, rollout.reset)
+        for index, own in zip(parts.groups, view.own, strict=True)
+    ]
 
 
 def update(
@@ -199,7 +232,7 @@ def update(
     key_shuffle = jax.random.split(key)[1]  # the team's, as learners without a mixer have it
     carry: tuple[Any, Any] = state, mixers
     metrics: tuple[dict[str, jax.Array], ...] = tuple({} for _ in built)
-    for parts in mixing.alike(spec, built):
+    for parts in mixing.alike(spec, built, on_replay=False):
         learn = partial(_learn_alike, spec, built, parts, key_shuffle)
         carry, found = learn(carry, rollout, hparams)
         metrics = tuple(a | b for a, b in zip(metrics, found, strict=True))
@@ -217,10 +250,7 @@ def _learn_alike(
 ) -> tuple[tuple[Any, Any], Any]:
     """`update` of teams whose rollouts are cut alike: into steps, or with memory into sequences."""
     view = member_values.view(spec, built, parts, rollout)
-    memories = [
-        member_values.memories(built[index], carry[0][index].network.params, own, rollout.reset)
-        for index, own in zip(parts.groups, view.own, strict=True)
-    ]
+    memories = _memories(built, parts, carry[0], view, rollout)
     following = _next_totals(spec, built, parts, *carry, view, memories, rollout)
     active = _by_agent(rollout.active)
     configs = [spec.agents[built[index].positions[0]].config for index in parts.groups]

@@ -51,13 +51,6 @@ def _check_mixed_team(
     """Raise UsageError unless the members of a reward team can learn one value together."""
     name, names = spec.reward_teams.names[index], [spec.agents[p].name for p in members]
     cores = {p: _option(resolved[p], "core") or "none" for p in members}
-    for p in members:
-        if cores[p] != "none" and p not in valued:
-            raise UsageError(
-                f"mixer = {spec.mixer!r} mixes values of pqn with memory or without, and of dqn "
-                f"without; {spec.agents[p].name} is {_name(resolved[p].algorithm)} with core = "
-                f"{cores[p]!r}; use pqn, or set core = 'none'"
-            )
     others = [spec.agents[p].name for p in members if p not in valued]
     if others:
         raise UsageError(

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 MIXERS = ("none", "vdn", "qmix")
 UPDATE_ORDERS = ("simultaneous", "sequential")
-# options that say how rollouts are cut into the minibatches of a mixer
-CUT = ("num_epochs", "num_minibatches", "sequence_length")
+# options that say which steps a mixer learns from, and in which minibatches
+CUT = ("num_epochs", "num_minibatches", "sequence_length", "burn_in")
 
 
 def on_replay(group: Group) -> bool:

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from marl import experience, groups, mixing, rewards
-from marl.agents import q_learning, sequences
+from marl.agents import losses, q_learning, sequences
 from marl.agents.networks import Network
+from marl.agents.q_learning import Memories
 from marl.experience import Seen, TeamRollout
 from marl.groups import Group
 from marl.mixing import Mixed
@@ -141,23 +142,49 @@ def taken(group: Group, params: Any, samples: Taken) -> jax.Array:
     return groups.over_sets(group, of_set, (0, 0), params, samples)
 
 
-def memories(group: Group, params: Any, own: Own, reset: jax.Array) -> Any:
-    """[S, T, B, N, ...]: what members remember after each step; () without memory."""
+def memories(group: Group, state: Any, own: Own, reset: jax.Array) -> Memories:
+    """[S, T, B, N, ...]: what the networks of members remember after each step."""
 
-    def of_set(params: Any, own: Own) -> Any:
+    def of_set(state: Any, own: Own) -> Memories:
         network = network_of(group)
         steps = sequences.whole(network, own.memory, reset, own.active)
-        return sequences.memories_of(network, params, own.obs, steps)
 
-    return groups.over_sets(group, of_set, (0, 0), params, own)
+        def after(params: Any) -> Any:
+            return sequences.memories_of(network, params, own.obs, steps)
+
+        has_target = bool(jax.tree.leaves(state.target_params))
+        return Memories(
+            after(state.network.params), after(state.target_params) if has_target else ()
+        )
+
+    return groups.over_sets(group, of_set, (0, 0), state, own)
 
 
-def sampled(group: Group, config: Any, own: Own, reset: jax.Array, memories: Any) -> Taken:
-    """[S, ...]: what minibatches are drawn from; `memories` are those after each step."""
+def sampled(group: Group, config: Any, own: Own, reset: jax.Array, memories: Memories) -> Taken:
+    """[S, ...]: what minibatches of a rollout are drawn from."""
 
-    def of_set(own: Own, memories: Any) -> Taken:
+    def of_set(own: Own, memories: Memories) -> Taken:
         steps = sequences.whole(network_of(group), own.memory, reset, own.active)
-        return sequences.samples(Taken(own.obs, own.action, steps), memories, config)
+        return sequences.samples(Taken(own.obs, own.action, steps), memories.online, config)
+
+    return groups.over_sets(group, of_set, (0, 0), own, memories)
+
+
+def of_windows(group: Group, which: slice, own: Own, reset: jax.Array, memories: Memories) -> Taken:
+    """[S, L, B, N, ...]: the steps `which` of windows, with the memory that those before left."""
+
+    def of_set(own: Own, memories: Memories) -> Taken:
+        network = network_of(group)
+        obs, action = jax.tree.map(lambda x: x[which], (own.obs, own.action))
+        if not sequences.is_recurrent(network):
+            return Taken(obs, action)
+        active = own.active[which]
+        whole = sequences.whole(network, own.memory, reset, own.active)
+        burned_in = jax.tree.map(lambda m: m[: which.start], memories.online)
+        memory = sequences.last(burned_in) if which.start else whole.memory
+        return Taken(
+            losses.live(obs, active), action, sequences.Steps(memory, reset[which], active)
+        )
 
     return groups.over_sets(group, of_set, (0, 0), own, memories)
 
@@ -167,21 +194,20 @@ def selected(group: Group, samples: Taken, indices: jax.Array) -> Taken:
     return groups.over_sets(group, lambda x: sequences.select(x, indices), (0,), samples)
 
 
-def following(group: Group, double: bool, state: Any, own: Own, memories: Any) -> jax.Array:
-    """[S, T, B, N]: values of the greedy actions where each step led to.
+def following(group: Group, double: bool, state: Any, own: Own, memories: Memories) -> jax.Array:
+    """[S, T, B, N]: values of the greedy actions where each step led to, with the memory it left.
 
-    Of the target network where there is one, which has no memory; else with that of `memories`,
-    which the step left.
+    Of the target network where there is one.
     """
 
-    def of_set(state: Any, own: Own, memories: Any) -> jax.Array:
+    def of_set(state: Any, own: Own, memories: Memories) -> jax.Array:
         network, mask = network_of(group), own.final_mask
         legal = None if mask is None else jax.tree.leaves(mask)[0]
-        run = partial(sequences.run_apart, network, features=own.final_obs, memories=memories)
-        online = run(state.network.params)
+        run = partial(sequences.run_apart, network, features=own.final_obs)
+        online = run(state.network.params, memories=memories.online)
         if not jax.tree.leaves(state.target_params):
             return q_learning.greedy_value(online, legal)
-        target = run(state.target_params)
+        target = run(state.target_params, memories=memories.target)
         if not double:
             return q_learning.greedy_value(target, legal)
         return q_learning.chosen(target, q_learning.greedy_action(online, legal))

@@ -52,10 +52,10 @@ def mixed(spec: "TeamSpec", built: tuple[Group, ...], on_replay: bool) -> Mixed:
     return _of_groups(spec, built, found)
 
 
-def alike(spec: "TeamSpec", built: tuple[Group, ...]) -> tuple[Mixed, ...]:
-    """What is mixed on rollouts, by how these are cut into minibatches: a team's members agree."""
+def alike(spec: "TeamSpec", built: tuple[Group, ...], on_replay: bool) -> tuple[Mixed, ...]:
+    """What is mixed, by the steps it is learned from: the members of a team agree in those."""
     cuts: dict[Any, list[int]] = {}
-    for index in mixed(spec, built, on_replay=False).groups:
+    for index in mixed(spec, built, on_replay).groups:
         config = spec.agents[built[index].positions[0]].config
         options = (getattr(config, name, None) for name in learning.CUT)
         cuts.setdefault((learning.remembers(built[index]), *options), []).append(index)

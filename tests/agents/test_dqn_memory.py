@@ -265,7 +265,7 @@ def test_burn_in_by_hand():
 
 def test_what_it_wants_and_refuses():
     learner = case(core="gru", sequence_length=4, burn_in=6).learner()
-    assert learner.window == 10 and learner.q_values is None and learner.q_unroll is None
+    assert learner.window == 10 and learner.q_values is None
     assert case().learner().window == 1
     with pytest.raises(UsageError, match="core = 'lstm' learns from sequences of replay, and seq"):
         dqn.Config(core="lstm")
