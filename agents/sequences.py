@@ -1,4 +1,4 @@
-"""Recurrent networks on rollouts: sequences, and the memory before each.
+"""Recurrent networks on experience: sequences, and the memory before each.
 
 A rollout [T, B] is cut along time into chunks of L steps; sequences are [L, C * B], the C chunks of
 an environment apart from each other and never mixed with another's. The memory before a chunk is
@@ -6,7 +6,10 @@ what the parameters before the update had there: `Memories` come from one pass o
 parameters move it grows stale; burn-in runs the last steps before the chunk again with those that
 learn, and no gradient flows into it. The first chunk has the memory it was acted with.
 
+Windows of replay are sequences already, and begin with the memory that was stored with them.
+
 Where a network is feed-forward there is nothing of all that: `Steps` are (), and samples are steps.
+Features are whatever a network reads, with the axes of the batch in front.
 """
 
 from collections.abc import Sequence
