@@ -317,22 +317,27 @@ def test_a_team_trains_with_what_it_remembers(algorithm):
     assert all(np.any(x != 0) for x in jax.tree.leaves(state.carry.memory))
 
 
-@pytest.mark.parametrize("core", ["gru", pytest.param("none", marks=pytest.mark.slow)])
-def test_a_team_that_is_paid_together_remembers(core):
+LEARNERS = {
+    "pqn": {"num_epochs": 4, "num_minibatches": 1},
+    "dqn": {
+        "tau": 0.05,
+        "replay": {"batch_size": 64, "learning_starts": 128, "updates_per_rollout": 8},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("learner", "core"),
+    [("pqn", "gru"), ("dqn", "gru"), pytest.param("pqn", "none", marks=pytest.mark.slow)],
+)
+def test_a_team_that_is_paid_together_remembers(learner, core):
     """Two agents, each with a cue of its own; without memory nobody's mean return is above 0."""
     env = marl.make("toy/probe_memory", num_agents=2)
-    options = {
-        "hidden_sizes": (16,),
-        "learning_rate": 0.01,
-        "gamma": 0.9,
-        "num_epochs": 4,
-        "num_minibatches": 1,
-        "epsilon_end": 0.0,
-        "exploration_fraction": 0.5,
-        "core": core,
-        "core_size": 16,
-    }
-    team = marl.team(env, "pqn", mixer="vdn", reward_teams="all", **options)
+    options = {"hidden_sizes": (16,), "learning_rate": 0.01, "gamma": 0.9}
+    options |= {"epsilon_end": 0.0, "exploration_fraction": 0.5, "core": core, "core_size": 16}
+    if core != "none":
+        options |= {"sequence_length": 4, "burn_in": 2}
+    team = marl.team(env, learner, mixer="vdn", reward_teams="all", **(options | LEARNERS[learner]))
     sizes = {"num_envs": 16, "rollout_length": 8, "eval_episodes": 64, "progress": False}
     run = marl.train(env, team, 200 * 16 * 8, **sizes)
     found = run.evaluations[-1]["greedy"]["returns"]["agent_0"]["mean"]
