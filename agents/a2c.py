@@ -46,7 +46,8 @@ class Config:
     entropy_schedule: str = "constant"
     normalize_advantages: bool = False
     normalize_observations: bool = False
-    normalize_values: bool = False
+    value_normalization: str = "none"  # by "running" statistics, or those of "popart"
+    value_loss: str = "squared"
 
     def __post_init__(self):
         positive_integers("hidden_sizes", self.hidden_sizes)
@@ -58,6 +59,7 @@ class Config:
         one_of("box_policy", self.box_policy, policies.BOX_POLICIES)
         one_of("learning_rate_schedule", self.learning_rate_schedule, schedules.KINDS)
         one_of("entropy_schedule", self.entropy_schedule, schedules.KINDS)
+        state_values.check_config(self)
         if self.torso == "simba" and not self.hidden_sizes:
             raise UsageError("torso = 'simba' needs a width: give hidden_sizes at least one entry")
 
@@ -71,6 +73,7 @@ class Hparams(NamedTuple):
     schedule_steps: Any = 0.0  # horizon of schedules in environment steps; 0: the run's total
     gamma: Any = 0.99
     gae_lambda: Any = 1.0  # 1: returns up to the rollout's end, as the authors have them
+    huber_delta: Any = 10.0  # of value_loss = "huber": where it becomes linear
     entropy_coef: Any = 0.01
     entropy_coef_end: Any = 0.0
     value_coef: Any = 0.5
@@ -86,6 +89,7 @@ BOUNDS = {
     "initial_std": (1e-6, float("inf")),
     "max_grad_norm": (1e-6, float("inf")),
     "adam_epsilon": (1e-12, 1.0),
+    "huber_delta": (1e-6, float("inf")),
 }
 
 
@@ -166,7 +170,7 @@ def _update(
         gradients = gradients._replace(actor=grads)
     if values is not None:
         grads, metrics["value_loss"] = jax.grad(_critic_loss, argnums=1, has_aux=True)(
-            parts, state.critic.params, state, values, hparams.value_coef
+            parts, state.critic.params, state, values, hparams
         )
         metrics["critic_grad_norm"] = optax.tree.norm(grads)
         metrics |= values.metrics
@@ -202,10 +206,11 @@ def _actor_loss(
 
 
 def _critic_loss(
-    parts: Parts, params: Any, state: State, values: Values, value_coef: jax.Array
+    parts: Parts, params: Any, state: State, values: Values, hparams: Hparams
 ) -> tuple[jax.Array, jax.Array]:
     features = losses.live(values.features, values.weight)
     output = actor_critic.critic_output(parts, params, features, values.steps)
     target = state_values.normalise_value(state, values.target)
-    loss = losses.weighted_mean(losses.value_loss(output, target), values.weight)
-    return value_coef * loss, loss
+    loss_of = state_values.loss_function(parts.config, hparams)
+    loss = losses.weighted_mean(loss_of(output, target), values.weight)
+    return hparams.value_coef * loss, loss

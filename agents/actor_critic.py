@@ -112,7 +112,7 @@ def init(parts: Parts, key: jax.Array, hparams: Any) -> State:
         obs_statistics=fresh(parts.actor_reader),
         critic_obs_statistics=fresh(parts.critic_reader),
         value_statistics=statistics.init()
-        if config.normalize_values and parts.critic_reader is not None
+        if config.value_normalization != "none" and parts.critic_reader is not None
         else (),
     )
 

@@ -1,5 +1,6 @@
 """Per-sample losses and the weighted mean that reduces them; no agents or configs in here."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -45,12 +46,23 @@ def value_loss(value: jax.Array, target: jax.Array) -> jax.Array:
     return 0.5 * jnp.square(value - target)
 
 
+def huber_loss(value: jax.Array, target: jax.Array, delta: jax.Array) -> jax.Array:
+    """Half the squared error up to `delta`, from there on a line (Huber 1964); inf is no limit."""
+    error = value - target
+    near = jnp.clip(error, -delta, delta)
+    return near * (error - 0.5 * near)
+
+
 def clipped_value_loss(
-    value: jax.Array, old_value: jax.Array, target: jax.Array, clip_epsilon: jax.Array
+    value: jax.Array,
+    old_value: jax.Array,
+    target: jax.Array,
+    clip_epsilon: jax.Array,
+    loss: Callable[[jax.Array, jax.Array], jax.Array] = value_loss,
 ) -> jax.Array:
-    """The larger error of `value` and of `value` kept within `clip_epsilon` of `old_value`."""
+    """The larger loss of `value` and of `value` kept within `clip_epsilon` of `old_value`."""
     clipped = old_value + jnp.clip(value - old_value, -clip_epsilon, clip_epsilon)
-    return jnp.maximum(value_loss(value, target), value_loss(clipped, target))
+    return jnp.maximum(loss(value, target), loss(clipped, target))
 
 
 def approximate_kl(log_ratio: jax.Array) -> jax.Array:

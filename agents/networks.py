@@ -130,6 +130,17 @@ def make_network(spec: NetworkSpec) -> Network:
     return Network(transformed.init, transformed.apply)
 
 
+def rescale_outputs(params: Any, scale: jax.Array, shift: jax.Array) -> Any:
+    """Parameters of a network whose outputs are `scale * y + shift` where those of `params` are y.
+
+    Only the linear layer at the end changes. Of networks of `make_network` that are not dueling.
+    """
+    layers = [name for name in params if name.split("_")[0] == "linear"]
+    head = max(layers, key=lambda name: (len(name), name))  # "linear", "linear_1", as they are made
+    w, b = params[head]["w"], params[head]["b"]
+    return params | {head: {"w": scale * w, "b": scale * b + shift}}
+
+
 def _make_recurrent(spec: NetworkSpec) -> Network:
     """With a core after the torso; all but the core runs over [T * B] at once."""
 

@@ -51,7 +51,8 @@ class Config:
     entropy_schedule: str = "constant"
     normalize_advantages: bool = True
     normalize_observations: bool = False
-    normalize_values: bool = False
+    value_normalization: str = "none"  # by "running" statistics, or those of "popart"
+    value_loss: str = "squared"
     clip_values: bool = False
 
     def __post_init__(self):
@@ -68,10 +69,12 @@ class Config:
         one_of("entropy_schedule", self.entropy_schedule, schedules.KINDS)
         if self.torso == "simba" and not self.hidden_sizes:
             raise UsageError("torso = 'simba' needs a width: give hidden_sizes at least one entry")
-        if self.clip_values and not self.normalize_values:
+        state_values.check_config(self)
+        if self.clip_values and self.value_normalization == "none":
             raise UsageError(
                 "clip_values clips in units of the normalised value, and would depend on the scale "
-                "of rewards without it; set normalize_values = true too, or leave clip_values off"
+                "of rewards without it; set value_normalization = 'running' or 'popart' too, or "
+                "leave clip_values off"
             )
 
 
@@ -86,6 +89,7 @@ class Hparams(NamedTuple):
     gae_lambda: Any = 0.95
     clip_epsilon: Any = 0.2
     value_clip_epsilon: Any = 0.2
+    huber_delta: Any = 10.0  # of value_loss = "huber": where it becomes linear
     entropy_coef: Any = 0.01
     entropy_coef_end: Any = 0.0
     value_coef: Any = 0.5
@@ -101,6 +105,7 @@ BOUNDS = {
     "initial_std": (1e-6, float("inf")),
     "max_grad_norm": (1e-6, float("inf")),
     "adam_epsilon": (1e-12, 1.0),
+    "huber_delta": (1e-6, float("inf")),
 }
 
 
@@ -318,11 +323,12 @@ def _critic_loss(
     parts: Parts, params: Any, batch: CriticBatch, hparams: Hparams
 ) -> tuple[jax.Array, jax.Array]:
     output = actor_critic.critic_output(parts, params, batch.features, batch.steps)
+    loss_of = state_values.loss_function(parts.config, hparams)
     if parts.config.clip_values:
         loss = losses.clipped_value_loss(
-            output, batch.old_value, batch.target, hparams.value_clip_epsilon
+            output, batch.old_value, batch.target, hparams.value_clip_epsilon, loss_of
         )
     else:
-        loss = losses.value_loss(output, batch.target)
+        loss = loss_of(output, batch.target)
     loss = losses.weighted_mean(loss, batch.weight)
     return hparams.value_coef * loss, loss

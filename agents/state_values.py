@@ -3,17 +3,22 @@
 Used by on-policy learners with a critic, and by critics that a team holds.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from marl.agents import losses, returns, sequences, statistics
+from marl.agents import losses, networks, returns, sequences, statistics
 from marl.agents.actor_critic import Parts, State, critic_features, critic_output
 from marl.agents.learner import Rollout
 from marl.agents.networks import Features
 from marl.agents.statistics import RunningStatistics
+from marl.agents.validation import one_of
+
+NORMALIZATIONS = ("none", "running", "popart")
+LOSSES = ("squared", "huber")
 
 
 class Values(NamedTuple):
@@ -26,6 +31,19 @@ class Values(NamedTuple):
     steps: Any  # `sequences.Steps` of the critic, or ()
     memories: Any  # [T, B, ...] the critic's after each step, or ()
     metrics: dict[str, jax.Array]
+
+
+def check_config(config: Any) -> None:
+    """Raise UsageError where a field that says how values are learned is not valid."""
+    one_of("value_normalization", config.value_normalization, NORMALIZATIONS)
+    one_of("value_loss", config.value_loss, LOSSES)
+
+
+def loss_function(config: Any, hparams: Any) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """The loss of each (value, target), both in units of the critic's output."""
+    if config.value_loss == "huber":
+        return partial(losses.huber_loss, delta=hparams.huber_delta)
+    return losses.value_loss
 
 
 def value(parts: Parts, state: State, critic_obs: Any) -> jax.Array:
@@ -149,10 +167,22 @@ def move_statistics(parts: Parts, state: State, rollout: Rollout, values: Values
         vector = parts.critic_reader.features(rollout.critic_obs).vector
         merged = statistics.merge(state.critic_obs_statistics, vector, values.weight)
         state = state._replace(critic_obs_statistics=merged)
-    if config.normalize_values:
+    if config.value_normalization != "none":
         merged = statistics.merge(state.value_statistics, values.target, values.weight)
+        if config.value_normalization == "popart":
+            state = _preserve_values(state, merged)
         state = state._replace(value_statistics=merged)
     return state
+
+
+def _preserve_values(state: State, merged: RunningStatistics) -> State:
+    """A critic whose values under `merged` are what they were (arXiv:1602.07714, proposition 1).
+
+    Adam's moments stay: were they rescaled too, both would be, and their quotient is the step.
+    """
+    change = statistics.change_of_units(state.value_statistics, merged)
+    params = networks.rescale_outputs(state.critic.params, *change)
+    return state._replace(critic=state.critic._replace(params=params))
 
 
 def normalise_value(state: State, x: jax.Array) -> jax.Array:

@@ -59,3 +59,12 @@ def normalise(statistics: RunningStatistics, x: jax.Array) -> jax.Array:
 def denormalise(statistics: RunningStatistics, x: jax.Array) -> jax.Array:
     """The inverse of `normalise`."""
     return x * jnp.sqrt(statistics.variance + 1e-4) + statistics.mean
+
+
+def change_of_units(old: RunningStatistics, new: RunningStatistics) -> tuple[jax.Array, jax.Array]:
+    """(scale, shift) such that `scale * x + shift` is to `new` what `x` is to `old`.
+
+    Both denormalise to the same. Where nothing moved it is exactly (1, 0).
+    """
+    scale = jnp.sqrt((old.variance + 1e-4) / (new.variance + 1e-4))
+    return scale, normalise(new, old.mean)

@@ -49,11 +49,12 @@ def main() -> None:
     team, spec = program_of(work)
     key = jax.random.key(0)
     state = jax.eval_shape(partial(init_state, spec), key, team.group_hparams())
+    number = jnp.int32(0)
     played = partial(environments, spec, actions(spec))
     start = key, jax.jit(vector_env(spec).reset)(key)[1]
     playing = products(played, start)
-    acting = products(partial(_collect, spec), key, state) - playing
-    learning = products(partial(train_step, spec), state) - acting - playing
+    acting = products(partial(_collect, spec), key, number, state) - playing
+    learning = products(partial(train_step, spec), number, state) - acting - playing
     size = work.num_envs * work.rollout_length
     filling = work.learning_starts // size if uses_replay(work) else 0
     share = 1.0 - filling / spec.max_updates  # of rollouts that are learned from

@@ -45,9 +45,9 @@ class TimeStep(NamedTuple):
     episode_over: jax.Array  # [] bool
     final_obs: Any  # the observation the transition led to
     final_extras: Any  # {"action_mask": ..., "global_state": ...} of the final state, as asked for
-    info: (
-        Any  # any PyTree; `success` ([] bool, valid at the episode's end) is reported by evaluation
-    )
+    # any PyTree; `success` ([] bool, valid at the episode's end) is reported by evaluation, and
+    # `shaped_reward` ([] float32 per agent) may be learned from (see `marl.team`)
+    info: Any
 
 
 @runtime_checkable

@@ -1,5 +1,6 @@
 """Bringing environments to one form: dicts by agent id at the first level."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +85,7 @@ class SingleAgent:
                 episode_over=timestep.episode_over,
                 final_obs={AGENT: timestep.final_obs},
                 final_extras=timestep.final_extras,
-                info=timestep.info,
+                info=_with_named(timestep.info, lambda x: {AGENT: x}),
             ),
             state,
         )
@@ -97,6 +98,13 @@ class SingleAgent:
     def global_state(self, state: Any) -> Any:
         method = getattr(self.env, "global_state", None)
         return None if method is None else method(state)
+
+
+def _with_named(info: Any, named: Callable[[Any], Any]) -> Any:
+    """`info` with what it has per agent by agent id."""
+    if isinstance(info, Mapping) and "shaped_reward" in info:
+        return {**info, "shaped_reward": named(info["shaped_reward"])}
+    return info
 
 
 def _either(env: Any, first: str, second: str) -> Any:
@@ -131,7 +139,8 @@ class ListedAgents:
         extras = timestep.final_extras
         if isinstance(extras, dict) and extras.get("action_mask") is not None:
             extras = extras | {"action_mask": self._named(extras["action_mask"])}
-        return timestep._replace(**named, final_extras=extras), state
+        info = _with_named(timestep.info, self._named)
+        return timestep._replace(**named, final_extras=extras, info=info), state
 
     def action_mask(self, state: Any) -> dict[str, Any] | None:
         mask = self.env.action_mask(state)

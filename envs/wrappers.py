@@ -57,8 +57,8 @@ class StatisticsState(NamedTuple):
 class EpisodeStatistics:
     """Counts returns and lengths; rewards of inactive agents (which may be NaN) never enter.
 
-    `info` becomes `{"episode": EpisodeInfo, "env": the inner info}`, and has the inner
-    `info["success"]` as "success" where there is one.
+    `info` becomes `{"episode": EpisodeInfo, "env": the inner info}`, and has "success" and
+    "shaped_reward" of the inner info where there are any.
     """
 
     env: Any
@@ -77,8 +77,9 @@ class EpisodeStatistics:
         }
         episode = EpisodeInfo(returns=returns, length=state.episode.length + 1)
         info = {"episode": episode, "env": timestep.info}
-        if isinstance(timestep.info, Mapping) and "success" in timestep.info:
-            info["success"] = timestep.info["success"]
+        if isinstance(timestep.info, Mapping):
+            known = ("success", "shaped_reward")
+            info |= {name: timestep.info[name] for name in known if name in timestep.info}
         kept = jax.tree.map(
             lambda zero, x: jnp.where(timestep.episode_over, zero, x), self._zeros(), episode
         )

@@ -111,13 +111,26 @@ def _count(state: Any) -> int:
 def _describe_rewards(team: Any) -> list[str]:
     teams = team.spec.reward_teams
     pooled = [i for i, members in enumerate(teams.members) if len(members) > 1]
+    others = _describe_terms(team)
     if not pooled:
-        return ["rewards: each agent its own"]
-    return [
+        return ["rewards: each agent its own", *others]
+    return others + [
         f"rewards: {teams.names[i]} pools ({teams.pooling}) "
         f"{', '.join(team.agents[p] for p in teams.members[i])}"
         for i in pooled
     ]
+
+
+def _describe_terms(team: Any) -> list[str]:
+    """What is learned from beside the rewards as they are."""
+    lines = []
+    if team.spec.terms.shaped:
+        own = team.reward_hparams
+        lines.append(
+            f"rewards: plus {own.shaped_weight:g} * the environment's shaped rewards, a weight "
+            f"that falls to 0 in {own.shaped_steps:,.0f} steps"
+        )
+    return lines
 
 
 def _describe_learning(team: Any) -> list[str]:

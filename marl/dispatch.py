@@ -20,7 +20,7 @@ from marl.envs import spaces
 from marl.experience import GroupSteps
 from marl.groups import Group
 from marl.replay import Replay
-from marl.rewards import RewardTeams
+from marl.rewards import RewardTeams, Terms
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class TeamSpec:
     replay: Replay | None = None  # the buffer, where a learner wants samples of it
     critic_sets: tuple[tuple[int, ...], ...] = ()  # who shares a critic that the team holds
     update_order: str = "simultaneous"  # or "sequential": the agents of a reward team in turn
+    terms: Terms = Terms()  # what is learned from beside the rewards as they are
 
     @property
     def final_masks(self) -> bool:
@@ -217,7 +218,7 @@ def _init(
 ) -> tuple[Any, ...]:
     """Per group, states [S, ...]; the key of a set comes from its first member's position."""
     states = []
-    for group, group_hparams in zip(built, hparams, strict=True):
+    for group, group_hparams in zip(built, hparams[: len(built)], strict=True):
         keys = groups.position_keys(key, [members[0] for members in group.sets])
         states.append(groups.over_sets(group, group.learner.init, (0, 0), keys, group_hparams))
     return (*states, *team_critics.init(built, held, key, hparams))

@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl import rollout, xla
+from marl import episodes, rollout, xla
 from marl.agents.learner import ActFn, ActInput, ActOutput
 from marl.agents.validation import at_least, one_of
 from marl.dispatch import TeamSpec, lift
 from marl.envs.vector import VectorEnv
-from marl.rollout import Carry, Ended
+from marl.episodes import Ended
+from marl.rollout import Carry
 
 MODES = ("stochastic", "greedy")
 _MOST_ENVS = 128
@@ -63,7 +64,8 @@ def evaluate(
     Returns:
       A dict of plain numbers: `episodes`, `unfinished`, `length`, `returns` by agent,
       `team_returns` by reward team of more than one agent, `success` where the environment knows
-      it; means with `std` over episodes.
+      it, `shaped_returns` by agent where the team learns from shaped rewards; means with `std` over
+      episodes.
     """
     at_least("episodes", episodes, 1)
     one_of("mode", mode, MODES)
@@ -90,13 +92,15 @@ def _play(
     key_reset, key_steps = jax.random.split(key)
     act = partial(_act, spec.team, greedy)
 
-    def step(carry: Carry, index: jax.Array) -> tuple[Carry, rollout.Step]:
+    def step(carry: Carry, index: jax.Array) -> tuple[Carry, jax.Array, Ended]:
         pair = jax.random.split(jax.random.fold_in(key_steps, index))
         keys = rollout.step_keys(spec.team, env, pair)
-        return rollout.act_and_step(spec.team, env, act, keys, state, carry, hparams)
+        carry, out = rollout.act_and_step(spec.team, env, act, keys, state, carry, hparams)
+        episode, ended = episodes.after_step(spec.team, carry.episode, out)
+        return carry._replace(episode=episode), out.episode_over, ended
 
     carry = rollout.start(spec.team, env, key_reset)
-    ended = jax.eval_shape(step, carry, jnp.int32(0))[1].ended
+    ended = jax.eval_shape(step, carry, jnp.int32(0))[2]
     loop = _Loop(
         carry=carry,
         record=jax.tree.map(
@@ -128,17 +132,19 @@ def _act(
     return jax.lax.cond(greedy, without_extras(learner.act_greedy), without_extras(learner.act))
 
 
-def _after_step(spec: _Spec, loop: _Loop, carry: Carry, step: rollout.Step) -> _Loop:
+def _after_step(
+    spec: _Spec, loop: _Loop, carry: Carry, episode_over: jax.Array, ended: Ended
+) -> _Loop:
     """Note down the episodes that ended."""
     # an environment past its share writes out of bounds, which JAX drops
-    place = jnp.where(step.episode_over, loop.finished, spec.per_env)
+    place = jnp.where(episode_over, loop.finished, spec.per_env)
     envs = jnp.arange(spec.num_envs)
     record = jax.tree.map(
         lambda table, x: table.at[envs, place].set(x.astype(table.dtype), mode="drop"),
         loop.record,
-        step.ended,
+        ended,
     )
-    return _Loop(carry, record, loop.finished + step.episode_over, loop.step + 1)
+    return _Loop(carry, record, loop.finished + episode_over, loop.step + 1)
 
 
 def score(result: Mapping[str, Any]) -> float | None:
@@ -170,4 +176,7 @@ def _summary(team: TeamSpec, record: Ended, done: np.ndarray) -> dict[str, Any]:
     }
     if jax.tree.leaves(record.success):
         result["success"] = of(record.success)["mean"]
+    if jax.tree.leaves(record.shaped_returns):
+        shaped = record.shaped_returns
+        result["shaped_returns"] = {a.name: of(shaped[:, i]) for i, a in enumerate(team.agents)}
     return result

@@ -30,7 +30,7 @@ class TeamRollout(NamedTuple):
     final_action_mask: tuple[Any, ...]  # per group: what is legal there; None where nobody asks
     memory: Any  # per group, before the first step
     reset: jax.Array  # [T, B] bool
-    reward: jax.Array  # [T, A, B] float32, raw
+    reward: jax.Array  # [T, A, B] float32: what is learned from, before pooling
     terminated: jax.Array  # [T, A, B] bool
     truncated: jax.Array  # [T, A, B] bool
     active: jax.Array  # [T, A, B] bool: before the step

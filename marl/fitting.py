@@ -176,6 +176,24 @@ def check_update_order(spec: TeamSpec) -> None:
         )
 
 
+def check_shaped_reward(env: Any, options: Any) -> None:
+    """Raise UsageError where the environment gives no shaped rewards."""
+    key = jax.random.key(0)
+    _, state = jax.eval_shape(env.reset, key)
+    action = {agent: spaces.shape_dtype(env.action_spaces[agent]) for agent in env.agents}
+    info = jax.eval_shape(env.step, key, state, action)[0].info
+    found = info.get("shaped_reward") if isinstance(info, Mapping) else None
+    shapes = {} if not isinstance(found, Mapping) else {a: x.shape for a, x in found.items()}
+    if shapes != dict.fromkeys(env.agents, ()):
+        problem = f"has it as {found}" if found is not None else "has none"
+        raise UsageError(
+            f"shaped_reward = {dict(options)} adds info['shaped_reward'] of the environment, a "
+            f"number per agent, to its rewards, and this environment {problem}; "
+            "jaxmarl/overcooked and jaxmarl/overcooked_v2 have it. Leave shaped_reward away "
+            "(shaped_reward.steps = 0), or let the environment give it"
+        )
+
+
 def with_final_extras(env: Any, spec: TeamSpec) -> Any:
     """The environment with what learners bootstrap from in final states."""
     key = jax.random.key(0)

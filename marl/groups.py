@@ -58,7 +58,7 @@ def unstack(group: Group, tree: Any) -> dict[int, Any]:
 
 def of_position(built: Sequence[Group], trees: Sequence[Any], position: int) -> Any:
     """One agent's part of what groups have, [S, ...] each: its hparams, or its state."""
-    for group, tree in zip(built, trees, strict=True):
+    for group, tree in zip(built, trees[: len(built)], strict=True):
         for index, members in enumerate(group.sets):
             if position in members:
                 return jax.tree.map(lambda x, i=index: x[i], tree)

@@ -189,7 +189,11 @@ def check_team(team: Mapping[str, Any]) -> dict[str, Any]:
     for partition, kind in (("critic", list), ("reward_teams", dict)):
         check_partition(f"team.{partition}", team[partition], kind)
     check_sharing("team.sharing", team["sharing"])
-    return {**team, "learner": learner, "overrides": overrides}
+    shaped = {
+        name: coerce(f"team.shaped_reward.{name}", value, float)
+        for name, value in team["shaped_reward"].items()
+    }
+    return {**team, "learner": learner, "overrides": overrides, "shaped_reward": shaped}
 
 
 def check_options(

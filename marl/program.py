@@ -11,7 +11,8 @@ from jax.flatten_util import ravel_pytree
 from marl import learning, replay, rollout, xla
 from marl.dispatch import TeamSpec, lift
 from marl.envs.vector import VectorEnv
-from marl.rollout import Carry, Episodes, Faults
+from marl.episodes import Episodes
+from marl.rollout import Carry, Faults
 from marl.update import TeamState, update
 
 # a program that runs once is not worth optimising: half its compile time

@@ -45,6 +45,8 @@ def _episodes(team: Team, episodes: Any) -> dict[str, Any]:
     row["episode_length"] = _plain(sums.length / count)
     for position, agent in enumerate(team.agents):
         row[f"return/{agent}"] = _plain(sums.returns[..., position] / count)
+        if jax.tree.leaves(sums.shaped_returns):
+            row[f"shaped_return/{agent}"] = _plain(sums.shaped_returns[..., position] / count)
     for index, name in enumerate(team.spec.reward_teams.names):
         if len(team.spec.reward_teams.members[index]) > 1:
             row[f"team_return/{name}"] = _plain(sums.team_returns[..., index] / count)

@@ -1,10 +1,16 @@
-"""Reward teams: whose rewards are pooled, and when a member's return ends."""
+"""Reward teams: whose rewards are pooled, when a return ends, and what is added to rewards."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from marl.agents.schedules import schedule
+from marl.agents.validation import at_least
+from marl.envs.errors import UsageError, nearest
 
 POOLINGS = ("mean", "sum")
 DEATHS = ("auto", "continue", "terminal")
@@ -25,12 +31,63 @@ class RewardTeams(NamedTuple):
         return self.death == "continue"
 
 
+class Terms(NamedTuple):
+    """What is learned from beside the rewards as they are; static."""
+
+    shaped: bool = False  # the environment's shaped rewards are added, with a weight that falls
+
+
+class RewardHparams(NamedTuple):
+    """The floats of `Terms`: one more entry after the groups' hparams, where a term is on."""
+
+    shaped_weight: Any = 0.0  # [] of shaped rewards, at the start
+    shaped_steps: Any = 0.0  # [] environment steps in which it falls to 0
+
+
 class Outcome(NamedTuple):
     """What learning sees of the agents' steps, each [T, A, B] with agents in declared order."""
 
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
+
+
+def bind_shaped(options: Mapping[str, Any]) -> RewardHparams:
+    """The floats of the user's `shaped_reward`; `shaped_steps` is 0 where it is off.
+
+    Raises:
+      UsageError: an option is unknown, missing or out of range.
+    """
+    if not isinstance(options, Mapping):
+        raise UsageError(
+            f"shaped_reward = {options!r} is a {type(options).__name__}; write {{'steps': 1e6}}: "
+            "environment steps until its weight is 0"
+        )
+    for name, value in options.items():
+        if name not in ("steps", "weight"):
+            raise UsageError(
+                f"shaped_reward has no option {name!r}; {nearest(name, ('steps', 'weight'))}"
+            )
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise UsageError(f"shaped_reward.{name} = {value!r}; give a number")
+        at_least(f"shaped_reward.{name}", float(value), 0)
+    if options and "steps" not in options:
+        raise UsageError(
+            "shaped_reward has no steps; give the environment steps until its weight is 0, as in "
+            "shaped_reward.steps = 1e6 (inf: it stays; 0: no shaped rewards)"
+        )
+    weight, steps = options.get("weight", 1.0), options.get("steps", 0)
+    return RewardHparams(shaped_weight=float(weight), shaped_steps=float(steps))
+
+
+def with_shaped(
+    reward: jax.Array, shaped: jax.Array, hparams: RewardHparams, env_steps: jax.Array
+) -> jax.Array:
+    """Rewards [T, A, B] and shaped ones, at the weight of `env_steps` [], which falls linearly."""
+    weight = schedule(
+        "linear", hparams.shaped_weight, jnp.float32(0), hparams.shaped_steps, env_steps
+    )
+    return reward + weight * shaped
 
 
 def pool(teams: RewardTeams, reward: jax.Array, active: jax.Array) -> jax.Array:

@@ -1,6 +1,5 @@
 """Collecting experience: a scan of acting and stepping over all agents at once."""
 
-from collections.abc import Mapping
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -8,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl import groups, rewards
+from marl import episodes, groups, rewards
 from marl.agents.learner import ActFn, ActInput
 from marl.dispatch import TeamSpec, acting_keys, acting_noise, lift
 from marl.envs.vector import VectorEnv, VectorState
+from marl.episodes import Episode, Episodes
 from marl.experience import TeamRollout
 from marl.groups import Group
 
@@ -24,34 +24,15 @@ class Carry(NamedTuple):
     active: jax.Array  # [A, B] bool: acts on `obs`
     reset: jax.Array  # [B] bool: the step before ended the episode
     memory: Any  # per group
-    episode: "Episode"
-
-
-class Episode(NamedTuple):
-    """Each environment's running episode."""
-
-    length: jax.Array  # [B] int32
-    returns: jax.Array  # [A, B]: raw rewards of the steps each agent was active in
-    team_returns: jax.Array  # [reward teams, B]: pooled, unscaled rewards
-
-
-class Episodes(NamedTuple):
-    """Sums over finished episodes; divide by `finished`."""
-
-    finished: jax.Array  # [] float32: how many
-    length: jax.Array  # [] float32
-    returns: jax.Array  # [A]: raw rewards of the steps each agent was active in
-    team_returns: jax.Array  # [reward teams]
-    success: Any  # [], or () where the environment knows no success
+    episode: Episode
 
 
 class Step(NamedTuple):
-    """One step of every environment: the fields of `TeamRollout` without T, and `ended`."""
+    """One step of every environment: fields of `TeamRollout` without T, and what episodes count."""
 
     steps: Any
     final_obs: Any
     final_action_mask: Any
-    reset: jax.Array
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
@@ -60,7 +41,8 @@ class Step(NamedTuple):
     episode_over: jax.Array
     global_state: Any
     final_global_state: Any
-    ended: Any  # `Ended`
+    shaped_reward: Any  # [A, B], or () where nobody wants them
+    success: Any  # [B], or () where the environment knows no success
 
 
 class Faults(NamedTuple):
@@ -68,15 +50,6 @@ class Faults(NamedTuple):
 
     observation: jax.Array  # [A] int32
     reward: jax.Array  # [A] int32
-
-
-class Ended(NamedTuple):
-    """Of each environment's running episode; counts where the step's `episode_over` is true."""
-
-    length: jax.Array  # [B]
-    returns: jax.Array  # [B, A]
-    team_returns: jax.Array  # [B, reward teams]
-    success: Any  # [B], or () where the environment knows no success
 
 
 class StepKeys(NamedTuple):
@@ -96,18 +69,13 @@ def step_keys(spec: TeamSpec, env: VectorEnv, pair: jax.Array) -> StepKeys:
 def start(spec: TeamSpec, env: VectorEnv, key: jax.Array) -> Carry:
     """Fresh episodes in every environment."""
     obs, state = env.reset(key)
-    num_agents, num_teams = len(spec.agents), len(spec.reward_teams.members)
     return Carry(
         obs=obs,
         env=state,
-        active=jnp.ones((num_agents, env.num_envs), bool),
+        active=jnp.ones((len(spec.agents), env.num_envs), bool),
         reset=jnp.ones((env.num_envs,), bool),
         memory=lift(spec).learner.initial_memory(env.num_envs),
-        episode=Episode(
-            length=jnp.zeros(env.num_envs, jnp.int32),
-            returns=jnp.zeros((num_agents, env.num_envs)),
-            team_returns=jnp.zeros((num_teams, env.num_envs)),
-        ),
+        episode=episodes.start(spec, env.num_envs),
     )
 
 
@@ -122,7 +90,7 @@ def collect(
     hparams: Any,
 ) -> tuple[Carry, TeamRollout, Episodes, Faults]:
     """`length` steps of every environment, with statistics of the episodes that finished."""
-    memory = carry.memory
+    memory, reset = carry.memory, carry.reset
     if env.reset_pool:
         key, key_pool = jax.random.split(key)
         carry = carry._replace(env=env.refresh(key_pool, carry.env))
@@ -130,9 +98,15 @@ def collect(
     # all at once: inside the scan each split would be a loop of small kernels
     keys = jax.vmap(partial(step_keys, spec, env))(jax.random.split(key, (length, 2)))
     carry, out = jax.lax.scan(step, carry, keys)
-    fields = {name: value for name, value in out._asdict().items() if name != "ended"}
-    rollout = TeamRollout(memory=memory, env_steps=env_steps, **fields)
-    return carry, rollout, _episodes(out), _faults(spec, out)
+    episode, finished = episodes.after_rollout(spec, carry.episode, out)
+    if spec.terms.shaped:
+        learned = rewards.with_shaped(out.reward, out.shaped_reward, hparams[-1], env_steps)
+        out = out._replace(reward=learned)
+    of_learning = TeamRollout._fields
+    fields = {name: value for name, value in out._asdict().items() if name in of_learning}
+    reset = jnp.concatenate([reset[None], out.episode_over[:-1]])
+    rollout = TeamRollout(memory=memory, env_steps=env_steps, reset=reset, **fields)
+    return carry._replace(episode=episode), rollout, finished, _faults(spec, out)
 
 
 def _training_step(
@@ -146,19 +120,6 @@ def _training_step(
 ) -> tuple[Carry, Step]:
     act = lift(spec).learner.act
     return act_and_step(spec, env, act, keys, state, carry, hparams, env_steps)
-
-
-def _episodes(steps: Step) -> Episodes:
-    """Sums over the episodes that ended in `steps` [T, B, ...]."""
-    over = steps.episode_over
-
-    def total(x: jax.Array) -> jax.Array:
-        mask = over.reshape(over.shape + (1,) * (x.ndim - 2))
-        return jnp.sum(jnp.where(mask, x, 0).astype(jnp.float32), (0, 1))
-
-    return Episodes(
-        finished=total(jnp.ones_like(over)), **jax.tree.map(total, steps.ended)._asdict()
-    )
 
 
 def _faults(spec: TeamSpec, steps: Step) -> Faults:
@@ -206,7 +167,7 @@ def act_and_step(
     )
     over = timestep.episode_over
     reward = reward.astype(jnp.float32)
-    episode = _after_step(spec, carry, reward)
+    shaped = _shaped(spec, timestep.info) if spec.terms.shaped else ()
     # at an episode's end only who was cut off is still there to be looked at
     final_active = jnp.where(over, truncated & carry.active, active)
     step = Step(
@@ -215,7 +176,6 @@ def act_and_step(
         final_action_mask=stacked(spec, timestep.final_extras["action_mask"])
         if spec.final_masks and inputs.action_mask is not None
         else tuple(None for _ in lift(spec).groups),
-        reset=carry.reset,
         reward=reward,
         terminated=terminated,
         truncated=truncated,
@@ -224,7 +184,8 @@ def act_and_step(
         episode_over=over,
         global_state=global_state,
         final_global_state=timestep.final_extras["global_state"] if reads_state else (),
-        ended=_ended(episode, timestep.info),
+        shaped_reward=shaped,
+        success=episodes.success_of(timestep.info),
     )
     carry = Carry(
         obs=timestep.obs,
@@ -232,7 +193,7 @@ def act_and_step(
         active=active,
         reset=over,
         memory=out.memory,
-        episode=jax.tree.map(lambda x: jnp.where(over, 0, x), episode),
+        episode=carry.episode,
     )
     return carry, step
 
@@ -276,22 +237,6 @@ def by_agent(spec: TeamSpec, tree: Any) -> jax.Array:
     return jnp.stack([tree[agent.name] for agent in spec.agents])
 
 
-def _after_step(spec: TeamSpec, carry: Carry, reward: jax.Array) -> Episode:
-    """The episode with the rewards [A, B] of one more step; those of who is out may be NaN."""
-    pooled = rewards.pool(spec.reward_teams, reward, carry.active)
-    episode, firsts = carry.episode, [members[0] for members in spec.reward_teams.members]
-    return Episode(
-        length=episode.length + 1,
-        returns=episode.returns + jnp.where(carry.active, reward, 0.0),
-        team_returns=episode.team_returns + groups.take(pooled, firsts),
-    )
-
-
-def _ended(episode: Episode, info: Any) -> Ended:
-    knows = isinstance(info, Mapping) and "success" in info
-    return Ended(
-        length=episode.length,
-        returns=episode.returns.T,
-        team_returns=episode.team_returns.T,
-        success=info["success"] if knows else (),
-    )
+def _shaped(spec: TeamSpec, info: Any) -> jax.Array:
+    """[A, B]: what the environment calls shaped rewards."""
+    return by_agent(spec, info["shaped_reward"]).astype(jnp.float32)

@@ -27,6 +27,7 @@ class TeamConfig:
     reward_teams: Any = "none"
     reward_pooling: str = "mean"
     death: str = "auto"
+    shaped_reward: dict[str, Any] = field(default_factory=dict)
     overrides: dict[str, Any] = field(default_factory=dict)
     agent_ids: bool = True
     mixer: str = "none"

@@ -22,7 +22,7 @@ from marl.envs import registry as environments
 from marl.envs import spaces
 from marl.envs.errors import UsageError, nearest
 from marl.envs.interface import AutoReset
-from marl.rewards import DEATHS, POOLINGS, RewardTeams
+from marl.rewards import DEATHS, POOLINGS, RewardHparams, RewardTeams, Terms, bind_shaped
 from marl.sharing import Resolved, critic_sets, sharing_sets
 
 _TEAM_OPTIONS = ("learner", "critic", "sharing")
@@ -37,6 +37,7 @@ class Team:
     hparams: tuple[Any, ...]  # per agent in declared order, NamedTuples of floats (or `Given`)
     source: Any = None  # the environment as it was given
     request: Any = field(default=None, compare=False)  # the arguments of `team`, for the record
+    reward_hparams: RewardHparams = RewardHparams()  # floats of the terms in `spec.terms`
 
     @property
     def lifted(self) -> Lifted:
@@ -54,7 +55,8 @@ class Team:
     def group_hparams(self) -> tuple[Any, ...]:
         """Per group, a NamedTuple of float32 arrays [S]: one value per sharing set.
 
-        Where arrays are given instead of a float, these stand in its place, [S, ...].
+        Where arrays are given instead of a float, these stand in its place, [S, ...]. A team that
+        learns from more than rewards as they are has its `RewardHparams` after the groups.
         """
 
         def stacked(*values: Any) -> Any:
@@ -62,10 +64,13 @@ class Team:
                 return jax.tree.map(lambda *xs: jnp.stack(xs), *(x.arrays for x in values))
             return jnp.asarray(values, jnp.float32)
 
-        return tuple(
+        found = tuple(
             jax.tree.map(stacked, *(self.hparams[members[0]] for members in group.sets))
             for group in self.lifted.groups
         )
+        if not any(self.spec.terms):
+            return found
+        return (*found, jax.tree.map(jnp.float32, self.reward_hparams))
 
     def agent_state(self, state: tuple[Any, ...], agent: str) -> Any:
         """One agent's learner state out of the team's."""
@@ -98,6 +103,7 @@ def team(
     reward_teams: Any = "none",
     reward_pooling: str = "mean",
     death: str = "auto",
+    shaped_reward: Mapping[str, float] | None = None,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
     agent_ids: bool = True,
     mixer: str = "none",
@@ -121,6 +127,9 @@ def team(
       reward_pooling: "mean" or "sum" over a reward team.
       death: whether the return of an agent that is out runs on with its reward team's ("continue")
         or ends ("terminal"); "auto" continues inside a reward team.
+      shaped_reward: learn from the environment's shaped rewards too, with a weight that falls
+        linearly from `weight` (1 by default) to 0 over `steps` environment steps, as in
+        `{"steps": 1e6}`. Returns that are reported stay those of the rewards themselves.
       overrides: `{pattern: {option: value}}`, where an option is any of the learner's, or
         `learner`, `critic` or `sharing`. Patterns know `*` and `?`; the later match wins.
       agent_ids: add a one-hot of the agent to observations where parameters are shared.
@@ -142,6 +151,7 @@ def team(
             f"overrides = {overrides!r} is a {type(overrides).__name__}; write "
             "{pattern: {option: value}}"
         )
+    reward_hparams = bind_shaped(shaped_reward or {})
     request = {
         "learner": learner,
         "learner_options": dict(learner_options),
@@ -150,6 +160,7 @@ def team(
         "reward_teams": reward_teams,
         "reward_pooling": reward_pooling,
         "death": death,
+        "shaped_reward": dict(shaped_reward or {}),
         "overrides": dict(overrides or {}),
         "agent_ids": agent_ids,
         "mixer": mixer,
@@ -186,8 +197,13 @@ def team(
         spec = fitting.with_mixer(env, spec, resolved)
     fitting.check_learners(spec, resolved)
     fitting.check_update_order(spec)
+    terms = Terms(shaped=reward_hparams.shaped_steps > 0)
+    if terms.shaped:
+        fitting.check_shaped_reward(env, shaped_reward)
+    spec = dataclasses.replace(spec, terms=terms)
     hparams = tuple(agent.hparams for agent in resolved)
-    return Team(fitting.with_final_extras(env, spec), spec, hparams, source, request)
+    env = fitting.with_final_extras(env, spec)
+    return Team(env, spec, hparams, source, request, reward_hparams)
 
 
 def same_environment(env: Any, team: Team) -> bool:

@@ -143,7 +143,7 @@ def _start(run: Run, compiled: Program, total_steps: int, resume: Any, shown: An
     if run.horizon < total_steps:
         shown.message(
             f"schedules keep the horizon they began with, {run.horizon:,} steps: from there on "
-            "they stay at their end"
+            "they stay at their end, and where that is a learning rate of 0 nothing is learned"
         )
     run.state = run.state._replace(hparams=_with_horizon(state.hparams, run.horizon))
 

@@ -229,7 +229,7 @@ WRONG = [
     ("team.learner.gamma=high", "team.learner.gamma=high: expected a number"),
     ("team.learner.gamma=[1]", "expected a number, got list"),
     ("team.learner.hidden_sizes=64", "expected a list such as [64, 64]"),
-    ("team.learner.normalize_values=2", "expected true or false"),
+    ("team.learner.normalize_observations=2", "expected true or false"),
     ("team.learner.torso=off", "quote it: 'off'"),
     ("team.reward_pooling=no", "quote it: 'off'"),
     ("team.sharing=yes", "quote it: 'on'"),

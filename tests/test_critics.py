@@ -265,7 +265,7 @@ def test_a_critic_of_a_pooled_set_runs_once_and_learns_as_if_tiled():
         critic="all",
         sharing="group",
         reward_teams="all",
-        normalize_values=True,
+        value_normalization="running",
         normalize_observations=True,
         num_epochs=1,
         num_minibatches=1,

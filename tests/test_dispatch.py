@@ -249,7 +249,8 @@ CONFIG = SMALL | {
     "num_epochs": 4,
     "learning_rate_schedule": "linear",
     "entropy_schedule": "linear",
-    "normalize_values": True,
+    "value_normalization": "running",
+    "value_loss": "huber",
     "clip_values": True,
 }
 BASE = SMOOTH | {
@@ -267,6 +268,7 @@ VALUES = {
     "gae_lambda": (0.0, 0.95, 1.0),
     "clip_epsilon": (0.02, 0.05, 0.2),
     "value_clip_epsilon": (1e-4, 0.2, 0.4),
+    "huber_delta": (0.01, 10.0, 0.1),
     "entropy_coef": (0.0, 0.1, 1.0),
     "entropy_coef_end": (0.0, 0.1, 1.0),
     "value_coef": (0.1, 0.5, 2.0),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import marl
-from marl import evaluation, rollout
+from marl import episodes, evaluation, rollout
 from marl.envs.errors import UsageError
 from marl.envs.vector import VectorEnv
 from marl.export import export
@@ -88,9 +88,15 @@ def play(run, key, steps: int):
         keys = rollout.step_keys(team.spec, env, pair)
         act = team.learner.act
         after, step = rollout.act_and_step(team.spec, env, act, keys, state, carry, hparams)
+        episode, ended = episodes.after_step(team.spec, carry.episode, step)
         seen = (jax.random.key_data(pair[0]), carry.reset, carry.obs, env.action_mask(carry.env))
         acted = [jax.tree.map(lambda x: x[..., 0], part.action) for part in step.steps]
-        return after, (seen, acted, step.ended.returns[0], step.episode_over[0])
+        return after._replace(episode=episode), (
+            seen,
+            acted,
+            ended.returns[0],
+            step.episode_over[0],
+        )
 
     def scan(key):
         return jax.lax.scan(step, rollout.start(team.spec, env, key), jnp.arange(steps))[1]

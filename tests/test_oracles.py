@@ -31,7 +31,7 @@ from marl.agents import ppo
 from marl.agents.learner import CriticSpace
 
 AGENTS = Shift.agents
-NORMALISED = {"normalize_observations": True, "normalize_values": True, "clip_values": True}
+NORMALISED = {"normalize_observations": True, "value_normalization": "popart", "clip_values": True}
 POOLED = {"critic": ["all", "state"], "sharing": "group", "reward_teams": "all"}
 
 
@@ -106,7 +106,7 @@ def isolated(request):
     Critics see everybody; rewards are apart, or those of ann and bob are pooled.
     """
     teams = "none" if request.param == "none" else {"pair": ["ann", "bob"]}
-    team = small_team(shift(), critic="all", reward_teams=teams, normalize_values=True)
+    team = small_team(shift(), critic="all", reward_teams=teams, value_normalization="running")
     states, rollout = play(team)
     update, hparams = updater(team), team.group_hparams()
 

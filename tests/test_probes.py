@@ -151,7 +151,7 @@ def test_heterogeneous():
 def test_values_of_a_dozen_agents_are_their_own():
     """Agent i always gets i: agents 10 and 11 too, whose names sort before agent 2's."""
     env = marl.make("toy/roster")
-    team, state, returns = learn(env, 100, rollout_length=2, normalize_values=True)
+    team, state, returns = learn(env, 100, rollout_length=2, value_normalization="running")
     for i, agent in enumerate(env.agents):
         assert np.all(returns[agent] == i)
         np.testing.assert_allclose(values(team, state, agent, [[i]]), i, atol=0.05 * max(i, 1))

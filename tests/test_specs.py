@@ -69,14 +69,19 @@ BAD = {
     "a number for a list": (GAME, {"hidden_sizes": 64}, ["hidden_sizes = 64 is a int", "(64, 64)"]),
     "text for a bool": (
         GAME,
-        {"normalize_values": "yes"},
-        ["normalize_values = 'yes' is a str", "give a bool"],
+        {"normalize_observations": "yes"},
+        ["normalize_observations = 'yes' is a str", "give a bool"],
+    ),
+    "a bool for a choice": (
+        GAME,
+        {"value_normalization": True},
+        ["value_normalization = True is a bool", "give a str", "'none'"],
     ),
     "unknown choice": (GAME, {"activation": "tan"}, ["activation = 'tan'", "did you mean 'tanh'"]),
     "options that need another": (
         GAME,
         {"clip_values": True},
-        ["clip_values", "normalize_values = true"],
+        ["clip_values", "value_normalization = 'running' or 'popart'"],
     ),
     "unknown critic scope": (GAME, {"critic": "al"}, ["'al'", "did you mean 'all'", "row, column"]),
     "unknown critic scope of an agent": (

@@ -44,7 +44,9 @@ def networks_of(state):
 
 @pytest.mark.parametrize("critic", ["self", "all"])
 def test_a_critic_that_the_team_holds_learns_what_its_learner_would_have(critic):
-    own = small_team(TRIO, critic=critic, normalize_values=True, normalize_observations=True)
+    own = small_team(
+        TRIO, critic=critic, value_normalization="running", normalize_observations=True
+    )
     spec = dataclasses.replace(own.spec, critic_sets=own.spec.sharing_sets)
     held = dataclasses.replace(own, spec=spec)
     (state, rollout), (apart, _) = play(own), play(held)
@@ -158,6 +160,7 @@ def test_critics_of_equal_structure_are_vmapped_and_equal_the_loop():
         "critic": "all",
         "reward_teams": {"x": ["a", "b"], "y": ["c", "d"]},
         "sharing": {"critic": "reward_team"},
+        "value_normalization": "popart",
     }
     vmapped, looped = (small_team(env, **options, vectorise=v) for v in (True, False))
     assert [len(group.sets) for group in vmapped.lifted.critics] == [2]

@@ -13,7 +13,9 @@ from marl.agents import a2c, ddpg, dqn, fixed, ppo, pqn, sac, td3
 from marl.agents.learner import Rollout
 from marl.envs.spaces import Box, Discrete, MultiDiscrete, SpaceTree
 
-_NORMALISED = {"normalize_observations": True, "normalize_values": True}
+_NORMALISED = {"normalize_observations": True, "value_normalization": "running"}
+_POPART = {"normalize_observations": True, "value_normalization": "popart"}
+_HUBER_DELTA = {"huber_delta": (0.5, 0.1, 0.2)}
 _SCHEDULED = {"learning_rate_schedule": "linear", "entropy_schedule": "cosine"}
 _SPACE, _BOX = Box((3,)), Box((2,), low=(-1.0, 0.0), high=(1.0, 5.0))
 _COMPOSITE = {
@@ -97,14 +99,15 @@ CASES = {
             hidden_sizes=(8,),
             core="lstm",
             core_size=5,
+            value_loss="huber",
             clip_values=True,
-            **_NORMALISED,
+            **_POPART,
         ),
         observation_space={"kind": Discrete(3), "speed": Box((2,))},
         action_space=Discrete(4),
         critic_observations=_SPACE,
         masked=True,
-        floats={**learner_floats.FLOATS, **learner_floats.ENTROPY},
+        floats={**learner_floats.FLOATS, **learner_floats.ENTROPY, **_HUBER_DELTA},
         replaces=False,
     ),
     "ppo-box": Case(
@@ -117,7 +120,7 @@ CASES = {
             activation="relu",
             torso="simba",
             clip_values=True,
-            **_NORMALISED,
+            **_POPART,
             **_SCHEDULED,
         ),
         observation_space=_SPACE,
@@ -148,14 +151,15 @@ CASES = {
             hidden_sizes=(8,),
             critic_hidden_sizes=(6,),
             normalize_advantages=True,
-            **_NORMALISED,
+            value_loss="huber",
+            **_POPART,
             **_SCHEDULED,
         ),
         observation_space=_SPACE,
         action_space={"aim": _BOX, "talk": Discrete(3)},
         critic_observations=(_SPACE, Box((2,))),
         masked=True,
-        floats=learner_floats.ON_POLICY,
+        floats={**learner_floats.ON_POLICY, **_HUBER_DELTA},
     ),
     "a2c-gru": Case(
         a2c,

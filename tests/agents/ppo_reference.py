@@ -10,7 +10,11 @@ from marl.agents.statistics import RunningStatistics
 from marl.envs.spaces import Box, Discrete
 
 HIDDEN = {"hidden_sizes": (8,), "num_minibatches": 1}
-ALL_NORMALISED = {"normalize_observations": True, "normalize_values": True, "clip_values": True}
+ALL_NORMALISED = {
+    "normalize_observations": True,
+    "value_normalization": "running",
+    "clip_values": True,
+}
 SPACE = Box((3,))
 
 
@@ -108,7 +112,7 @@ def reference_update(config, hparams, state, rollout):
         return jnp.clip((x - stats.mean) / jnp.sqrt(stats.variance + 1e-4), -10, 10)
 
     shift, scale = 0.0, 1.0
-    if config.normalize_values:
+    if config.value_normalization != "none":
         shift = float(state.value_statistics.mean)
         scale = np.sqrt(float(state.value_statistics.variance) + 1e-4)
     obs = normal(state.obs_statistics, rollout.obs)
@@ -151,13 +155,19 @@ def reference_update(config, hparams, state, rollout):
         }
         return policy_loss - h.entropy_coef * jnp.mean(entropy), found
 
+    def loss_of(output):
+        size = jnp.abs(output - target_in_units)
+        squared, line = 0.5 * size**2, h.huber_delta * (size - 0.5 * h.huber_delta)
+        is_line = (config.value_loss == "huber") & (size > h.huber_delta)
+        return jnp.where(is_line, line, squared)
+
     def critic_loss(params):
         output = reference_mlp(params, critic_obs)[..., 0]
-        error = (output - target_in_units) ** 2
+        loss = loss_of(output)
         if config.clip_values:
             near = jnp.clip(output, old - h.value_clip_epsilon, old + h.value_clip_epsilon)
-            error = jnp.maximum(error, (near - target_in_units) ** 2)
-        loss = jnp.mean(0.5 * error[live])
+            loss = jnp.maximum(loss, loss_of(near))
+        loss = jnp.mean(loss[live])
         return h.value_coef * loss, {"value_loss": loss}
 
     actor, critic = state.actor.params, state.critic.params

@@ -25,7 +25,7 @@ SMALL = {"hidden_sizes": (8,)}
 EVERYTHING = {
     "normalize_advantages": True,
     "normalize_observations": True,
-    "normalize_values": True,
+    "value_normalization": "running",
     "learning_rate_schedule": "linear",
     "entropy_schedule": "cosine",
 }
@@ -67,7 +67,7 @@ def pair(request):
             algorithm=a2c, config=a2c.Config(**SMALL | EVERYTHING)
         )
     else:
-        config = EVERYTHING if request.param == "discrete" else {"normalize_values": True}
+        config = EVERYTHING if request.param == "discrete" else {"value_normalization": "running"}
         case = discrete(**config)
     return Trained(case, **HPARAMS), Trained(as_ppo(case), **HPARAMS)
 
@@ -234,6 +234,8 @@ def test_it_learns_to_choose_what_it_sees():
         ({"hidden_sizes": (0,)}, "hidden_sizes = [0] has 0; give integers of at least 1"),
         ({"activation": "tahn"}, "activation = 'tahn' is not known; did you mean 'tanh'?"),
         ({"torso": "mpl"}, "torso = 'mpl' is not known; did you mean 'mlp'"),
+        ({"value_normalization": "popar"}, "is not known; did you mean 'popart'?"),
+        ({"value_loss": "l2"}, "choose from squared, huber"),
         ({"entropy_schedule": "step"}, "choose from constant, linear, cosine"),
         ({"torso": "simba", "hidden_sizes": ()}, "give hidden_sizes at least one entry"),
     ],

@@ -1,5 +1,7 @@
 """Losses by hand, against rlax, and with poison where nothing may be read."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -102,6 +104,32 @@ def test_value_loss_by_hand():
 def test_clipped_value_loss_by_hand(value, old_value, target, expected):
     loss = losses.clipped_value_loss(*map(jnp.float32, (value, old_value, target, 0.5)))
     np.testing.assert_allclose(loss, expected)
+
+
+HUBER = [
+    # value, target, delta, loss, its gradient
+    (3.0, 1.0, 1.0, 1.5, 1.0),  # 1 * (2 - 1 / 2)
+    (-3.0, 1.0, 1.0, 3.5, -1.0),  # 1 * (4 - 1 / 2)
+    (3.0, 1.0, 10.0, 2.0, 2.0),  # 2^2 / 2
+    (3.0, 1.0, 2.0, 2.0, 2.0),  # where both agree
+    (13.0, 1.0, 10.0, 70.0, 10.0),  # 10 * (12 - 10 / 2)
+    (13.0, 1.0, np.inf, 72.0, 12.0),
+    (1.0, 1.0, 1.0, 0.0, 0.0),
+]
+
+
+@pytest.mark.parametrize("value, target, delta, expected, slope", HUBER)
+def test_huber_loss_by_hand(value, target, delta, expected, slope):
+    given = tuple(map(jnp.float32, (value, target, delta)))
+    np.testing.assert_allclose(losses.huber_loss(*given), expected)
+    np.testing.assert_allclose(jax.grad(losses.huber_loss)(*given), slope)
+
+
+def test_clipped_huber_loss_by_hand():
+    # errors 1 and, kept at 0.5, -1.5; with delta 0.5 the larger is 0.5 * (1.5 - 0.25)
+    loss = partial(losses.huber_loss, delta=jnp.float32(0.5))
+    found = losses.clipped_value_loss(*map(jnp.float32, (3.0, 0.0, 2.0, 0.5)), loss)
+    np.testing.assert_allclose(found, 0.625)
 
 
 def test_clipped_value_loss_without_limit_is_the_plain_one():

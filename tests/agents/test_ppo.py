@@ -42,21 +42,31 @@ def plain():
     return Trained(discrete(num_epochs=1), learning_rate=0.01)
 
 
-@pytest.fixture(scope="module")
-def full():
+def everything(**config):
     """Everything on, and steps so large that every clip bites."""
-    case = discrete(num_epochs=3, **ALL_NORMALISED)
+    case = discrete(num_epochs=3, **ALL_NORMALISED, **config)
     changes = {
         "learning_rate": 0.05,
         "critic_learning_rate_scale": 2.0,
         "clip_epsilon": 0.05,
         "value_clip_epsilon": 0.1,
+        "huber_delta": 0.3,
         "max_grad_norm": 0.1,
         "adam_epsilon": 1e-2,
         "gamma": 0.9,
         "gae_lambda": 0.8,
     }
     return Trained(case, prepare=with_statistics, **changes)
+
+
+@pytest.fixture(scope="module")
+def full():
+    return everything()
+
+
+@pytest.fixture(scope="module")
+def huber():
+    return everything(value_loss="huber")
 
 
 def test_the_first_gradient_step_starts_at_ratio_one(plain):
@@ -66,7 +76,7 @@ def test_the_first_gradient_step_starts_at_ratio_one(plain):
     assert abs(metrics["policy_loss"]) < 1e-5
 
 
-@pytest.fixture(scope="module", params=["plain", "full"])
+@pytest.fixture(scope="module", params=["plain", "full", "huber"])
 def trained(request):
     return request.getfixturevalue(request.param)
 

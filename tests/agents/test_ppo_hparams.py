@@ -32,6 +32,7 @@ CHANGES = {
     "gae_lambda": (0.5, {"actor", "critic"}),
     "clip_epsilon": (0.2, {"actor"}),
     "value_clip_epsilon": (0.01, {"critic"}),
+    "huber_delta": (0.1, {"critic"}),
     "entropy_coef": (0.2, {"actor"}),
     "entropy_coef_end": (0.2, {"actor"}),
     "value_coef": (1.0, {"critic"}),
@@ -45,7 +46,9 @@ CHANGES = {
 def scheduled():
     """`after(variants, env_steps)`: one vmapped program over hparams, everything else equal."""
     schedules = {"learning_rate_schedule": "linear", "entropy_schedule": "linear"}
-    trained = Trained(discrete(num_epochs=3, **ALL_NORMALISED, **schedules), **BASE)
+    trained = Trained(
+        discrete(num_epochs=3, value_loss="huber", **ALL_NORMALISED, **schedules), **BASE
+    )
     update = jax.jit(jax.vmap(trained.learner.update, in_axes=(None, None, None, 0)))
 
     def after(variants, env_steps=50.0):
@@ -116,9 +119,12 @@ def test_an_infinite_max_grad_norm_is_no_clipping(scheduled):
         ({"image_encoder": "resnet"}, "choose from cnn, flatten"),
         ({"box_policy": "beta"}, "choose from tanh_normal, normal"),
         ({"learning_rate_schedule": "linaer"}, "did you mean 'linear'"),
+        ({"value_normalization": "popar"}, "is not known; did you mean 'popart'?"),
+        ({"value_normalization": "yes"}, "choose from none, running, popart"),
+        ({"value_loss": "hubert"}, "value_loss = 'hubert' is not known; did you mean 'huber'?"),
         ({"entropy_schedule": "step"}, "choose from constant, linear, cosine"),
         ({"torso": "simba", "hidden_sizes": ()}, "give hidden_sizes at least one entry"),
-        ({"clip_values": True}, "set normalize_values = true too, or leave clip_values off"),
+        ({"clip_values": True}, "set value_normalization = 'running' or 'popart' too, or"),
     ],
 )
 def test_a_config_that_cannot_be_is_refused(config, message):
