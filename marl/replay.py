@@ -150,13 +150,23 @@ def num_bytes(state: Any) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
 
 
+def bytes_needed(replay: Replay | None, num_envs: int, shapes: Any) -> int:
+    """Of a buffer of these shapes, and of the samples of one gradient step."""
+    held = num_bytes(shapes)
+    if replay is None:
+        return held
+    row = held // (replay.rows(num_envs) * num_envs)  # of all seeds
+    return held + row * replay.batch_size * replay.window
+
+
 def check_memory(needed: int, available: int | None) -> None:
-    """Raise UsageError where a buffer of `needed` bytes does not fit in what is `available`."""
+    """Raise UsageError where a buffer that takes `needed` bytes does not fit in `available`."""
     if available is None or needed <= available:
         return
     raise UsageError(
-        f"the replay buffer needs {needed:,} bytes and the device has {available:,}; lower "
-        "replay.capacity (transitions of all environments together), or num_seeds"
+        f"the replay buffer and a sample need {needed:,} bytes and the device has {available:,}; "
+        "lower replay.capacity (transitions of all environments together), replay.batch_size, or "
+        "num_seeds"
     )
 
 

@@ -128,7 +128,8 @@ def _start(run: Run, compiled: Program, total_steps: int, resume: Any, shown: An
     hparams = run.team.group_hparams()
     keys = seed_keys(run.seed, run.spec.num_seeds)
     shapes = jax.eval_shape(compiled.init_function, keys, hparams)
-    replay.check_memory(replay.num_bytes(shapes.replay), replay.available_memory())
+    needed = replay.bytes_needed(run.spec.team.replay, run.spec.num_envs, shapes.replay)
+    replay.check_memory(needed, replay.available_memory())
     if resume is not None:
         run.check_resumable(resume, shown.message)
     if not compiled.is_compiled:

@@ -191,12 +191,13 @@ def test_the_available_memory_is_that_of_a_machine():
     assert found is None or 10**8 < found < 10**15
 
 
-def test_a_buffer_that_does_not_fit_is_refused_before_anything_is_written(tmp_path):
+@pytest.mark.parametrize("size", ["capacity", "batch_size"])
+def test_a_buffer_that_does_not_fit_is_refused_before_anything_is_written(size, tmp_path):
     """Before anything is compiled or allocated, too."""
     if replay.available_memory() is None:
         pytest.skip("this machine does not say how much memory it has")
-    team = small(replay={"capacity": 10**15})
-    with pytest.raises(UsageError, match=r"the replay buffer needs .* bytes and the device has"):
+    team = small(replay={size: 10**15})
+    with pytest.raises(UsageError, match=rf"needs? .* bytes and the device has .*replay.{size}"):
         train(2, team, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
