@@ -3,6 +3,11 @@
 Double Q-learning (van Hasselt et al. 2016, arXiv:1509.06461) and dueling networks (Wang et al.
 2016, arXiv:1511.06581) are config. Errors are squared, and gradients clipped by their norm, where
 Mnih et al. clip each error.
+
+With memory windows are sequences (R2D2, Kapturowski et al. 2019, "Recurrent experience replay in
+distributed reinforcement learning"): from the memory that replay holds of the first step both
+networks run through `burn_in` steps, and the `sequence_length` steps after them are learned from.
+Windows are drawn uniformly and values are not rescaled, where R2D2 has priorities and rescales.
 """
 
 from dataclasses import dataclass
@@ -13,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from marl.agents import losses, networks, q_learning, returns
+from marl.agents import losses, q_learning, returns, sequences
 from marl.agents.learner import ActInput, ActOutput, CriticSpace, Learner, Rollout
-from marl.agents.q_learning import Parts, Samples, State
+from marl.agents.q_learning import Memories, Parts, Samples, State
 from marl.agents.validation import at_least
 from marl.envs.spaces import SpaceTree
 
@@ -32,12 +37,17 @@ class Config:
     activation: str = "relu"
     torso: str = "mlp"
     image_encoder: str = "cnn"
+    core: str = "none"  # memory, after the torso: "gru" or "lstm"
+    core_size: int = 64
+    sequence_length: int = 0  # with memory: steps of a window that are learned from
+    burn_in: int = 0  # steps of a window before them, without gradients
     target_update_interval: int = 1  # gradient steps between two moves of the target network
     learning_rate_schedule: str = "constant"
 
     def __post_init__(self):
         at_least("target_update_interval", self.target_update_interval, 1)
         q_learning.check_config(self)
+        sequences.check_windows(self)
 
 
 class Hparams(NamedTuple):
@@ -84,16 +94,20 @@ def make(
       UsageError: for any other action space.
     """
     del critic_space
-    parts = q_learning.make_parts("dqn", config, observation_space, action_space)
+    given = observation_space, action_space, config.core, config.core_size
+    parts = q_learning.make_parts("dqn", config, *given)
+    recurrent = sequences.is_recurrent(parts.network)
     return Learner(
         init=partial(init, parts),
-        initial_memory=networks.no_memory,
+        initial_memory=parts.network.initial_memory,
         draw=partial(q_learning.draw, parts),
         act=partial(q_learning.act, parts),
         act_greedy=partial(q_learning.act_greedy, parts),
         update=partial(update, parts),
         experience="replay",
-        q_values=partial(q_learning.q_values, parts),
+        window=config.burn_in + config.sequence_length if recurrent else 1,
+        q_values=None if recurrent else partial(q_learning.q_values, parts),
+        q_unroll=partial(q_learning.q_unroll, parts) if recurrent else None,
         apply_gradients=partial(apply_gradients, config),
         next_action=partial(next_action, parts),
     )
@@ -118,14 +132,10 @@ def next_action(
 def update(
     parts: Parts, key: jax.Array, state: State, experience: Rollout, hparams: Hparams
 ) -> tuple[State, dict[str, jax.Array]]:
-    """One gradient step on the first steps of B windows."""
+    """One gradient step on the first steps of B windows, or with memory on sequences of them."""
     del key
-    samples = Samples(
-        features=losses.live(parts.features(_at(experience.obs, 0)), experience.weight[0]),
-        action=q_learning.leaf(parts, experience.action)[0],
-        target=targets(parts, state, experience, hparams.gamma),
-        weight=experience.weight[0],
-    )
+    learned = sequences_of if sequences.is_recurrent(parts.network) else first_steps
+    samples = learned(parts, state, experience, hparams.gamma)
     grads, metrics = q_learning.gradients(parts, state.network.params, samples)
     rate = q_learning.learning_rate(parts.config, hparams, experience.env_steps)
     metrics["learning_rate"] = rate
@@ -133,21 +143,82 @@ def update(
     return apply_gradients(parts.config, state, grads, hparams, rate), metrics
 
 
+def first_steps(parts: Parts, state: State, experience: Rollout, gamma: jax.Array) -> Samples:
+    """The first steps [B] of windows."""
+    return Samples(
+        features=losses.live(parts.features(_at(experience.obs, 0)), experience.weight[0]),
+        action=q_learning.leaf(parts, experience.action)[0],
+        target=targets(parts, state, experience, gamma),
+        weight=experience.weight[0],
+    )
+
+
 def targets(parts: Parts, state: State, experience: Rollout, gamma: jax.Array) -> jax.Array:
     """Targets [B] of the windows' first steps, from the state each window's return ends in."""
     total, discount, last = returns.n_step(
         experience.reward, experience.terminated, experience.truncated, gamma
     )
-    final = parts.features(_at(experience.final_obs, last))
-    mask = q_learning.leaf(parts, _at(experience.final_action_mask, last))
-    following = parts.network.apply(state.target_params, final)
-    if parts.config.double:
-        online = parts.network.apply(state.network.params, final)
-        value = q_learning.chosen(following, q_learning.greedy_action(online, mask))
-    else:
-        value = q_learning.greedy_value(following, mask)
+    final_obs, mask = (_at(x, last) for x in (experience.final_obs, experience.final_action_mask))
+    value = _following(parts, state, final_obs, mask, Memories((), ()))
     # `where`: what lies behind an end is never read, not even if it is NaN
     return total + jnp.where(discount > 0, discount * value, 0.0)
+
+
+def _following(
+    parts: Parts, state: State, final_obs: Any, final_mask: Any, memories: Memories
+) -> jax.Array:
+    """[...]: values of the greedy actions where steps led to, with the memory that these left."""
+    mask = q_learning.leaf(parts, final_mask)
+    value = partial(sequences.run_apart, parts.network, features=parts.features(final_obs))
+    target = value(state.target_params, memories=memories.target)
+    if not parts.config.double:
+        return q_learning.greedy_value(target, mask)
+    online = value(state.network.params, memories=memories.online)
+    return q_learning.chosen(target, q_learning.greedy_action(online, mask))
+
+
+def sequences_of(parts: Parts, state: State, experience: Rollout, gamma: jax.Array) -> Samples:
+    """The sequences [L, B] of windows, from the memory that burn-in leaves.
+
+    Both networks start from the memory that acting had before the window.
+    """
+    first, weight = parts.config.burn_in, experience.weight
+    features = losses.live(parts.features(experience.obs), weight)
+    steps = sequences.whole(parts.network, experience.memory, experience.reset, weight)
+    memories = Memories(
+        *(
+            sequences.memories_of(parts.network, params, features, steps)
+            for params in (state.network.params, state.target_params)
+        )
+    )
+    own = slice(first, first + parts.config.sequence_length)
+    burned_in = jax.tree.map(lambda m: m[:first], memories.online)
+    return Samples(
+        features=jax.tree.map(lambda x: x[own], features),
+        action=q_learning.leaf(parts, experience.action)[own],
+        target=sequence_targets(parts, state, experience, memories, gamma),
+        weight=weight[own],
+        steps=sequences.Steps(
+            memory=sequences.last(burned_in) if first else steps.memory,
+            reset=experience.reset[own],
+            active=steps.active[own],
+        ),
+    )
+
+
+def sequence_targets(
+    parts: Parts, state: State, experience: Rollout, memories: Memories, gamma: jax.Array
+) -> jax.Array:
+    """Targets [L, B] of the steps of sequences, each a return of n steps.
+
+    The n - 1 steps of a window behind its sequence are only there for the last of these.
+    """
+    first, length = parts.config.burn_in, parts.config.sequence_length
+    rest = experience.final_obs, experience.final_action_mask, memories
+    value = _following(parts, state, *jax.tree.map(lambda x: x[first:], rest))
+    flags = experience.reward, experience.terminated, experience.truncated
+    reward, terminated, truncated = (x[first:] for x in flags)
+    return returns.n_steps(reward, value, terminated, truncated, gamma, length)
 
 
 def apply_gradients(

@@ -74,8 +74,9 @@ class CriticSpace(NamedTuple):
 class Rollout(NamedTuple):
     """T steps of B environments.
 
-    What a learner on replay takes are B windows of T steps each, drawn at random: the targets are
-    those of T-step returns, and only the first step of a window is learned from.
+    What a learner on replay takes are B windows of T steps, drawn at random. T is the learner's
+    `window` and the n - 1 steps that n-step returns add. With a window of 1 only the first step is
+    learned from.
 
     `critic_obs` and `final_critic_obs` may have a smaller batch than the rest, [T, B / N], when the
     N agents folded into it have one critic input and one reward: the critic then runs once.
@@ -168,6 +169,19 @@ class QValuesFn(Protocol):
         ...
 
 
+class QUnrollFn(Protocol):
+    def __call__(
+        self, params: Any, obs: Any, memory: Any, reset: jax.Array, active: jax.Array
+    ) -> tuple[jax.Array, Any]:
+        """As `q_values`, of a network with memory, over T steps of B sequences.
+
+        From observations [T, B, *space], the memory [B, ...] before the first step, and flags [T,
+        B], of which those of `ActInput` are one step: values [T, B, n], and the memory [T, B, ...]
+        after each step.
+        """
+        ...
+
+
 class ApplyGradientsFn(Protocol):
     def __call__(self, state: Any, grads: Any, hparams: Any) -> Any:
         """One optimiser step with gradients that somebody else computed."""
@@ -193,9 +207,11 @@ class Learner(NamedTuple):
     act_greedy: ActFn  # the mode of the policy, for evaluation
     update: UpdateFn
     experience: str = "rollout"  # what `update` takes: "rollout", or "replay" samples
+    window: int = 1  # on replay: steps that it learns from or remembers by; n-step returns add more
     value: ValueFn | None = None
     log_prob: LogProbFn | None = None
     q_values: QValuesFn | None = None
+    q_unroll: QUnrollFn | None = None  # instead of `q_values`, of a network with memory
     apply_gradients: ApplyGradientsFn | None = None
     next_action: ActFn | None = None  # of the target policy, for other agents' Q-critics
     check: CheckFn | None = None

@@ -100,6 +100,7 @@ def make(
         update=partial(update, parts),
         experience="rollout",
         q_values=None if recurrent else partial(q_learning.q_values, parts),
+        q_unroll=partial(q_learning.q_unroll, parts) if recurrent else None,
         apply_gradients=q_learning.apply_gradients,
         check=partial(sequences.check_minibatches, config),
     )

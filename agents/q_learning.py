@@ -50,6 +50,13 @@ class Samples(NamedTuple):
     steps: Any = ()  # `sequences.Steps`, or ()
 
 
+class Memories(NamedTuple):
+    """What networks remember after each step, [T, B, ...]; () without memory, or the network."""
+
+    online: Any
+    target: Any
+
+
 # names of the metrics of `gradients`
 METRICS = ("loss", "q_mean", "td_error", "grad_norm")
 
@@ -154,6 +161,13 @@ def epsilon(hparams: Any, env_steps: jax.Array) -> jax.Array:
 def q_values(parts: Parts, params: Any, obs: Any) -> jax.Array:
     """Values [..., n] of each action, for observations [..., *space]."""
     return parts.network.apply(params, parts.features(obs))
+
+
+def q_unroll(
+    parts: Parts, params: Any, obs: Any, memory: Any, reset: jax.Array, active: jax.Array
+) -> tuple[jax.Array, Any]:
+    """Values [T, B, n] and memories [T, B, ...] of a network with memory (see `QUnrollFn`)."""
+    return parts.network.unroll(params, parts.features(obs), memory, reset, active)
 
 
 def leaf(parts: Parts, tree: Any) -> Any:

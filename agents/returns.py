@@ -105,3 +105,32 @@ def n_step(
     last = jnp.sum(counts, 0, dtype=jnp.int32) - 1
     discount = jnp.where(jnp.any(counts & terminated, 0), 0.0, powers[last + 1])
     return total, discount, last
+
+
+def n_steps(
+    reward: jax.Array,
+    next_value: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    gamma: jax.Array,
+    length: int,
+) -> jax.Array:
+    """`n_step` returns of each of the first `length` of T steps, with n = T - length + 1.
+
+    Args:
+      reward, next_value: [T, ...] float; `next_value` of the state the transition led to.
+      terminated, truncated: [T, ...] bool.
+      gamma: [] discount.
+      length: how many returns.
+
+    Returns:
+      Targets [length, ...] of the actions taken.
+    """
+
+    def ahead(x: jax.Array) -> jax.Array:  # [n, length, ...]
+        return jnp.stack([x[k : k + length] for k in range(x.shape[0] - length + 1)])
+
+    total, discount, last = n_step(ahead(reward), ahead(terminated), ahead(truncated), gamma)
+    value = jnp.take_along_axis(ahead(next_value), last[None], 0)[0]
+    # `where`: what lies behind an end is never read, not even if it is NaN
+    return total + jnp.where(discount > 0, discount * value, 0.0)

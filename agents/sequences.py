@@ -1,4 +1,4 @@
-"""Recurrent networks on rollouts: sequences, and the memory before each.
+"""Recurrent networks on experience: sequences, and the memory before each.
 
 A rollout [T, B] is cut along time into chunks of L steps; sequences are [L, C * B], the C chunks of
 an environment apart from each other and never mixed with another's. The memory before a chunk is
@@ -6,7 +6,10 @@ what the parameters before the update had there: `Memories` come from one pass o
 parameters move it grows stale; burn-in runs the last steps before the chunk again with those that
 learn, and no gradient flows into it. The first chunk has the memory it was acted with.
 
+Windows of replay are sequences already, and begin with the memory that was stored with them.
+
 Where a network is feed-forward there is nothing of all that: `Steps` are (), and samples are steps.
+Features are whatever a network reads, with the axes of the batch in front.
 """
 
 from collections.abc import Sequence
@@ -42,22 +45,38 @@ class BurnIn(NamedTuple):
 
 
 def check_config(config: Any) -> None:
-    """Raise UsageError where a field that sizes cores or sequences is not valid."""
+    """Raise UsageError where a field that sizes cores, or sequences of rollouts, is not valid."""
     one_of("core", config.core, CORES)
     at_least("core_size", config.core_size, 1)
     if not hasattr(config, "sequence_length"):
         return
+    _check_lengths(config)
+    if config.burn_in > config.sequence_length:
+        raise UsageError(
+            f"burn_in = {config.burn_in} is longer than sequence_length = "
+            f"{config.sequence_length}; the steps of a burn-in are those of the sequence before"
+        )
+
+
+def check_windows(config: Any) -> None:
+    """Raise UsageError where a field that sizes cores, or windows of replay, is not valid."""
+    one_of("core", config.core, CORES)
+    at_least("core_size", config.core_size, 1)
+    _check_lengths(config)
+    if config.core != "none" and not config.sequence_length:
+        raise UsageError(
+            f"core = {config.core!r} learns from sequences of replay, and sequence_length = 0; "
+            "give the steps that gradients flow back through, as in sequence_length = 16"
+        )
+
+
+def _check_lengths(config: Any) -> None:
     at_least("sequence_length", config.sequence_length, 0)
     at_least("burn_in", config.burn_in, 0)
     if config.core == "none" and (config.sequence_length or config.burn_in):
         raise UsageError(
             f"sequence_length = {config.sequence_length} and burn_in = {config.burn_in} are those "
             "of networks with memory, and core = 'none'; leave them at 0, or set core = 'gru'"
-        )
-    if config.burn_in > config.sequence_length:
-        raise UsageError(
-            f"burn_in = {config.burn_in} is longer than sequence_length = "
-            f"{config.sequence_length}; the steps of a burn-in are those of the sequence before"
         )
 
 
@@ -114,7 +133,7 @@ def run_apart(network: Network, params: Any, features: Features, memories: Any) 
     """Outputs [T, B, n] of steps that each go on from a memory of its own, [T, B, ...]."""
     if not is_recurrent(network):
         return network.apply(params, features)
-    batch = features.vector.shape[:2]
+    batch = jax.tree.leaves(features)[0].shape[:2]
 
     def flat(x: jax.Array) -> jax.Array:
         return x.reshape(1, -1, *x.shape[2:])
@@ -122,7 +141,7 @@ def run_apart(network: Network, params: Any, features: Features, memories: Any) 
     fresh = jnp.zeros((1, batch[0] * batch[1]), bool)
     steps = Steps(jax.tree.map(flat, memories), reset=fresh, active=~fresh)
     outputs, _ = run(network, params, jax.tree.map(flat, features), steps)
-    return outputs.reshape(*batch, -1)
+    return outputs.reshape(*batch, *outputs.shape[2:])
 
 
 def whole(network: Network, memory: Any, reset: jax.Array, weight: jax.Array) -> Any:
@@ -162,19 +181,19 @@ def samples(batch: Any, memories: Any, config: Any) -> Any:
         """The memories [1, C * B, ...] before these steps."""
         return jax.tree.map(lambda m: jnp.concatenate([m[t : t + 1] for t in times], 1), befores)
 
-    cut = jax.tree.map(partial(_cut, own), batch._replace(features=features, steps=()))
-    reset, active = _cut(own, steps.reset), _cut(own, steps.active)
+    chunks = jax.tree.map(partial(cut, own), batch._replace(features=features, steps=()))
+    reset, active = cut(own, steps.reset), cut(own, steps.active)
     found = Steps(at(starts), reset, active)
     if config.burn_in and len(starts) > 1:
         tail = partial(_end_of_the_chunk_before, config.burn_in, num_envs)
         earlier = at([max(start - config.burn_in, 0) for start in starts])
         burn_in = BurnIn(
             steps=Steps(earlier, tail(reset), tail(active)),
-            features=jax.tree.map(tail, cut.features),
+            features=jax.tree.map(tail, chunks.features),
             applies=jnp.arange(len(starts) * num_envs)[None] >= num_envs,
         )
         found = found._replace(burn_in=burn_in)
-    return cut._replace(steps=found)
+    return chunks._replace(steps=found)
 
 
 def select(batch: Any, indices: Any) -> Any:
@@ -183,7 +202,7 @@ def select(batch: Any, indices: Any) -> Any:
     return jax.tree.map(lambda x: x[:, indices] if sequences else x[indices], batch)
 
 
-def _cut(length: int, x: jax.Array) -> jax.Array:
+def cut(length: int, x: jax.Array) -> jax.Array:
     """[T, B, ...] to [length, C * B, ...]: chunk c of environment b stands at c * B + b."""
     chunks = x.reshape(-1, length, *x.shape[1:])
     return jnp.moveaxis(chunks, 0, 1).reshape(length, -1, *x.shape[2:])

@@ -13,6 +13,7 @@ from marl.replay import Replay
 
 # beside what knows of no other agents, algorithms that know of teams and runs
 ALGORITHMS = registry.ALGORITHMS | {"frozen": "marl.frozen"}
+REPLAY_OPTIONS = tuple(name for name in Replay._fields if name != "sequence")
 
 
 def resolve_algorithm(learner: Any) -> Any:
@@ -97,8 +98,8 @@ def bind_replay(options: Mapping[str, Any]) -> Replay:
     """
     found = {}
     for name, value in options.items():
-        if name not in Replay._fields:
-            raise UsageError(f"replay has no option {name!r}; {nearest(name, Replay._fields)}")
+        if name not in REPLAY_OPTIONS:
+            raise UsageError(f"replay has no option {name!r}; {nearest(name, REPLAY_OPTIONS)}")
         whole = isinstance(value, int | float) and float(value).is_integer()
         if not whole or isinstance(value, bool):
             raise UsageError(f"replay.{name} = {value!r} is not a whole number; give one")

@@ -11,115 +11,27 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from marl import experience, groups, mixing, rewards
-from marl.agents import losses, q_learning, returns
+from marl import experience, groups, learning, member_values, mixing
+from marl.agents import losses, q_learning, returns, sequences
 from marl.agents.minibatches import permutations
-from marl.experience import Seen, TeamRollout
+from marl.agents.q_learning import Memories
+from marl.experience import TeamRollout
 from marl.groups import Group
-from marl.mixing import Mixed, mixed
+from marl.member_values import Taken, View
+from marl.mixing import Mixed
 
 if TYPE_CHECKING:
     from marl.dispatch import TeamSpec
 
 
 class Samples(NamedTuple):
-    """What a gradient step learns from."""
+    """What a gradient step learns from; the L steps of M sequences are L * M samples here."""
 
-    obs: Any  # per mixed group, [S, M, N, ...]
-    action: Any  # per mixed group, [S, M, N]
+    own: tuple[Taken, ...]  # per mixed group, [S, ...]
     active: jax.Array  # [A, M] bool
     state: Any  # per mixed team, [M, D] what its mixer reads
     target: jax.Array  # [teams, M]
     weight: jax.Array  # [teams, M]
-
-
-class _View(NamedTuple):
-    """A rollout as value decomposition reads it; T * B samples in one axis M."""
-
-    obs: Any  # per mixed group, [S, M, N, ...]
-    action: Any
-    final_obs: Any
-    final_mask: Any
-    state: Any  # per mixed team, [M, D], or ()
-    final_state: Any
-    result: rewards.Outcome  # [T, A, B]
-
-
-def _view(spec: "TeamSpec", built: tuple[Group, ...], parts: Mixed, rollout: TeamRollout) -> _View:
-    observations = experience.by_position(built, [steps.obs for steps in rollout.steps])
-    finals = experience.by_position(built, rollout.final_obs)
-    result = experience.outcome(spec.reward_teams, rollout)
-    own = []
-    for index in parts.groups:
-        seen = Seen(observations, finals, (), ())
-        key = jax.random.key(0)  # nobody draws from it
-        found, _ = experience.of_group(built[index], rollout, index, result, seen, key, {})
-        own.append(found)
-    flat = [partial(_by_sample, built[index]) for index in parts.groups]
-
-    def states(observations: Sequence[Any], global_state: Any) -> tuple[Any, ...]:
-        return tuple(
-            () if network is None else mixing.states(spec, members, observations, global_state)
-            for network, members in zip(parts.networks, parts.teams, strict=True)
-        )
-
-    return _View(
-        obs=tuple(f(x.obs) for f, x in zip(flat, own, strict=True)),
-        action=tuple(f(jax.tree.leaves(x.action)[0]) for f, x in zip(flat, own, strict=True)),
-        final_obs=tuple(f(x.final_obs) for f, x in zip(flat, own, strict=True)),
-        final_mask=tuple(f(x.final_action_mask) for f, x in zip(flat, own, strict=True)),
-        state=states(observations, rollout.global_state),
-        final_state=states(finals, rollout.final_global_state),
-        result=result,
-    )
-
-
-def _by_sample(group: Group, tree: Any) -> Any:
-    """[T, S, B * N, ...] to [S, T * B, N, ...]."""
-    num_members = group.shape[1]
-
-    def leaf(x: jax.Array) -> jax.Array:
-        x = jnp.swapaxes(x, 0, 1)
-        return x.reshape(x.shape[0], -1, num_members, *x.shape[3:])
-
-    return jax.tree.map(leaf, tree)
-
-
-def _by_position(built: tuple[Group, ...], parts: Mixed, values: Sequence[jax.Array]) -> Any:
-    """[S, M, N] of each mixed group to [M] by position."""
-    return {
-        position: value[s, :, n]
-        for index, value in zip(parts.groups, values, strict=True)
-        for s, members in enumerate(built[index].sets)
-        for n, position in enumerate(members)
-    }
-
-
-def _values(group: Group, function: Any, *args: Any) -> jax.Array:
-    """`function` over the sharing sets of a group, [S, M, N]."""
-    return groups.over_sets(group, function, (0,) * len(args), *args)
-
-
-def _q_values(group: Group, params: Any, obs: Any) -> jax.Array:
-    assert group.learner.q_values is not None
-    return group.learner.q_values(params, obs)
-
-
-def _next_values(group: Group, double: bool, state: Any, obs: Any, mask: Any) -> jax.Array:
-    """[S, M, N]: values of the greedy actions, of the target network where there is one."""
-
-    def value(state: Any, obs: Any, *mask: Any) -> jax.Array:
-        online = _q_values(group, state.network.params, obs)
-        legal = mask[0] if mask else None
-        if not jax.tree.leaves(state.target_params):
-            return q_learning.greedy_value(online, legal)
-        target = _q_values(group, state.target_params, obs)
-        if not double:
-            return q_learning.greedy_value(target, legal)
-        return q_learning.chosen(target, q_learning.greedy_action(online, legal))
-
-    masks = jax.tree.leaves(mask)
-    return _values(group, value, state, obs, *masks)
 
 
 def _loss(
@@ -127,16 +39,11 @@ def _loss(
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Half the squared error, summed over teams; with the errors and totals [teams]."""
     own, mixers = params
-    values = []
-    for index, group_params, obs, action in zip(
-        parts.groups, own, samples.obs, samples.action, strict=True
-    ):
-
-        def chosen(params: Any, obs: Any, action: jax.Array, index: int = index) -> jax.Array:
-            return q_learning.chosen(_q_values(built[index], params, obs), action)
-
-        values.append(_values(built[index], chosen, group_params, obs, action))
-    by_position = _by_position(built, parts, values)
+    values = [
+        member_values.taken(built[index], group_params, taken)
+        for index, group_params, taken in zip(parts.groups, own, samples.own, strict=True)
+    ]
+    by_position = member_values.by_position(built, parts, values)
     total = mixing.totals(parts, mixers, by_position, samples.active, samples.state)
     error = jnp.where(samples.weight > 0, total - samples.target, 0.0)
     mean = jax.vmap(losses.weighted_mean)
@@ -221,25 +128,26 @@ def _next_totals(
     parts: Mixed,
     state: tuple[Any, ...],
     mixers: tuple[Any, ...],
-    view: _View,
+    view: View,
+    memories: Sequence[Memories],
     rollout: TeamRollout,
 ) -> jax.Array:
     """[teams, T, B]: what each team's greedy actions are worth where each step led to."""
     values = [
-        _next_values(
+        member_values.following(
             built[index],
             getattr(spec.agents[built[index].positions[0]].config, "double", False),
             state[index],
-            obs,
-            mask,
+            own,
+            memory,
         )
-        for index, obs, mask in zip(parts.groups, view.final_obs, view.final_mask, strict=True)
+        for index, own, memory in zip(parts.groups, view.own, memories, strict=True)
     ]
     params = tuple(
         () if x == () else (x.network.params if x.target_params == () else x.target_params)
         for x in (mixers[index] for index in parts.indices)
     )
-    by_position = _by_position(built, parts, values)
+    by_position = member_values.by_position(built, parts, values)
     active = _by_agent(rollout.final_active)
     total = mixing.totals(parts, params, by_position, active, view.final_state)
     return total.reshape(-1, *rollout.episode_over.shape)
@@ -254,26 +162,61 @@ def replay_step(
     hparams: tuple[Any, ...],
 ) -> tuple[tuple[Any, Any], Any]:
     """One gradient step on B windows of T steps: ((states, mixers), metrics)."""
-    parts = mixed(spec, built, on_replay=True)
-    view = _view(spec, built, parts, rollout)
-    following = _next_totals(spec, built, parts, state, mixers, view, rollout)
-    batch = following.shape[-1]
+    carry: tuple[Any, Any] = state, mixers
+    metrics: tuple[dict[str, jax.Array], ...] = tuple({} for _ in built)
+    for parts in mixing.alike(spec, built, on_replay=True):
+        carry, found = _learn_windows(spec, built, parts, carry, rollout, hparams)
+        metrics = tuple(a | b for a, b in zip(metrics, found, strict=True))
+    return carry, metrics
+
+
+def _learn_windows(
+    spec: "TeamSpec",
+    built: tuple[Group, ...],
+    parts: Mixed,
+    carry: tuple[Any, Any],
+    rollout: TeamRollout,
+    hparams: tuple[Any, ...],
+) -> tuple[tuple[Any, Any], Any]:
+    """`replay_step` of teams that learn from the first steps of windows, or from sequences."""
+    first, length, group = 0, 1, built[parts.groups[0]]
+    if learning.remembers(group):
+        config = spec.agents[group.positions[0]].config
+        first, length = config.burn_in, config.sequence_length
+    which = slice(first, first + length)
+    window = learning.window_of(spec, group.learner.window, rollout)
+    rollout = experience.shortened(rollout, window)
+    view = member_values.view(spec, built, parts, rollout)
+    memories = _memories(built, parts, carry[0], view, rollout)
+    following = _next_totals(spec, built, parts, *carry, view, memories, rollout)
     targets = []
     for members, value in zip(parts.teams, following, strict=True):
-        reward, terminated, truncated = (x[:, members[0]] for x in view.result)
+        reward, terminated, truncated = (x[first:, members[0]] for x in view.result)
         gamma = groups.of_position(built, hparams, members[0]).gamma
-        total, discount, last = returns.n_step(reward, terminated, truncated, gamma)
-        ahead = value[last, jnp.arange(batch)]
-        targets.append(total + jnp.where(discount > 0, discount * ahead, 0.0))
-    firsts = Samples(
-        obs=jax.tree.map(lambda x: x[:, :batch], view.obs),
-        action=jax.tree.map(lambda x: x[:, :batch], view.action),
-        active=rollout.active[0],
-        state=jax.tree.map(lambda x: x[:batch], view.state),
+        target = returns.n_steps(reward, value[first:], terminated, truncated, gamma, length)
+        targets.append(target.reshape(-1))
+    num_envs = following.shape[-1]
+    samples = Samples(
+        own=tuple(
+            member_values.of_windows(built[index], which, own, rollout.reset, memory)
+            for index, own, memory in zip(parts.groups, view.own, memories, strict=True)
+        ),
+        active=_by_agent(rollout.active[which]),
+        state=jax.tree.map(lambda x: x[first * num_envs :][: length * num_envs], view.state),
         target=jnp.stack(targets),
-        weight=mixing.weights(parts, experience.learned_from(rollout)[0]),
+        weight=mixing.weights(parts, _by_agent(experience.learned_from(rollout)[which])),
     )
-    return _step(spec, built, parts, hparams, rollout.env_steps, (state, mixers), firsts)
+    return _step(spec, built, parts, hparams, rollout.env_steps, carry, samples)
+
+
+def _memories(
+    built: tuple[Group, ...], parts: Mixed, state: Sequence[Any], view: View, rollout: TeamRollout
+) -> list[Memories]:
+    """Per mixed group, what its networks remember after each step."""
+    return [
+        member_values.memories(built[index], state[index], own, rollout.reset)
+        for index, own in zip(parts.groups, view.own, strict=True)
+    ]
 
 
 def update(
@@ -286,25 +229,68 @@ def update(
     hparams: tuple[Any, ...],
 ) -> tuple[tuple[Any, Any], Any]:
     """Epochs of minibatches on Q(lambda) targets (PQN): ((states, mixers), metrics)."""
-    parts = mixed(spec, built, on_replay=False)
-    view = _view(spec, built, parts, rollout)
-    following = _next_totals(spec, built, parts, state, mixers, view, rollout)
+    key_shuffle = jax.random.split(key)[1]  # the team's, as learners without a mixer have it
+    carry: tuple[Any, Any] = state, mixers
+    metrics: tuple[dict[str, jax.Array], ...] = tuple({} for _ in built)
+    for parts in mixing.alike(spec, built, on_replay=False):
+        learn = partial(_learn_alike, spec, built, parts, key_shuffle)
+        carry, found = learn(carry, rollout, hparams)
+        metrics = tuple(a | b for a, b in zip(metrics, found, strict=True))
+    return carry, metrics
+
+
+def _learn_alike(
+    spec: "TeamSpec",
+    built: tuple[Group, ...],
+    parts: Mixed,
+    key_shuffle: jax.Array,
+    carry: tuple[Any, Any],
+    rollout: TeamRollout,
+    hparams: tuple[Any, ...],
+) -> tuple[tuple[Any, Any], Any]:
+    """`update` of teams whose rollouts are cut alike: into steps, or with memory into sequences."""
+    view = member_values.view(spec, built, parts, rollout)
+    memories = _memories(built, parts, carry[0], view, rollout)
+    following = _next_totals(spec, built, parts, *carry, view, memories, rollout)
+    active = _by_agent(rollout.active)
+    configs = [spec.agents[built[index].positions[0]].config for index in parts.groups]
+    own_samples = (
+        member_values.sampled(built[index], config, own, rollout.reset, memory)
+        for index, config, own, memory in zip(
+            parts.groups, configs, view.own, memories, strict=True
+        )
+    )
+    targets = _lambda_targets(built, parts, view, following, hparams)
+    weight = mixing.weights(parts, active)
+    samples = Samples(tuple(own_samples), active, view.state, targets, weight)
+    length, num_envs = rollout.reset.shape
+    config, own_length = configs[0], 1
+    if learning.remembers(built[parts.groups[0]]):
+        own_length = config.sequence_length or length
+    # where each step of each sequence stands among the steps [T * B]
+    places = sequences.cut(own_length, jnp.arange(length * num_envs).reshape(length, num_envs))
+    orders = permutations(key_shuffle, config.num_epochs, places.shape[1])
+    indices = orders.reshape(config.num_epochs * config.num_minibatches, -1)
+    step = partial(_minibatch_step, spec, built, parts, hparams, rollout.env_steps, samples, places)
+    carry, metrics = jax.lax.scan(step, carry, indices)
+    return carry, jax.tree.map(lambda x: jnp.mean(x, 0), metrics)
+
+
+def _lambda_targets(
+    built: tuple[Group, ...],
+    parts: Mixed,
+    view: View,
+    following: jax.Array,
+    hparams: tuple[Any, ...],
+) -> jax.Array:
+    """[teams, T * B]: Q(lambda) returns, from `_next_totals`."""
     targets = []
     for members, value in zip(parts.teams, following, strict=True):
         own = groups.of_position(built, hparams, members[0])
         reward, terminated, truncated = (x[:, members[0]] for x in view.result)
         target = returns.q_lambda(reward, value, terminated, truncated, own.gamma, own.q_lambda)
         targets.append(target.reshape(-1))
-    active = _by_agent(rollout.active)
-    weight = mixing.weights(parts, active)
-    samples = Samples(view.obs, view.action, active, view.state, jnp.stack(targets), weight)
-    config = spec.agents[built[parts.groups[0]].positions[0]].config
-    key_shuffle = jax.random.split(key)[1]  # the team's, as learners without a mixer have it
-    orders = permutations(key_shuffle, config.num_epochs, weight.shape[1])
-    indices = orders.reshape(config.num_epochs * config.num_minibatches, -1)
-    step = partial(_minibatch_step, spec, built, parts, hparams, rollout.env_steps, samples)
-    carry, metrics = jax.lax.scan(step, (state, mixers), indices)
-    return carry, jax.tree.map(lambda x: jnp.mean(x, 0), metrics)
+    return jnp.stack(targets)
 
 
 def _by_agent(x: jax.Array) -> jax.Array:
@@ -319,18 +305,20 @@ def _minibatch_step(
     hparams: tuple[Any, ...],
     env_steps: jax.Array,
     samples: Samples,
+    places: jax.Array,
     carry: tuple[Any, Any],
     indices: jax.Array,
 ) -> tuple[tuple[Any, Any], Any]:
-    def second(tree: Any) -> Any:
-        return jax.tree.map(lambda x: x[:, indices], tree)
-
+    """A step on the samples with `indices`, whose steps stand at `places` [L, M] in a rollout."""
+    at = places[:, indices].reshape(-1)
     batch = Samples(
-        obs=second(samples.obs),
-        action=second(samples.action),
-        active=samples.active[:, indices],
-        state=jax.tree.map(lambda x: x[indices], samples.state),
-        target=samples.target[:, indices],
-        weight=samples.weight[:, indices],
+        own=tuple(
+            member_values.selected(built[index], own, indices)
+            for index, own in zip(parts.groups, samples.own, strict=True)
+        ),
+        active=samples.active[:, at],
+        state=jax.tree.map(lambda x: x[at], samples.state),
+        target=samples.target[:, at],
+        weight=samples.weight[:, at],
     )
     return _step(spec, built, parts, hparams, env_steps, carry, batch)

@@ -8,6 +8,7 @@ import numpy as np
 
 from marl import critics, sequential
 from marl.agents.learner import Given
+from marl.binding import REPLAY_OPTIONS
 from marl.envs import spaces
 from marl.groups import Group
 
@@ -150,8 +151,10 @@ def _describe_learning(team: Any) -> list[str]:
         how = {"vdn": "summed (vdn)", "qmix": f"mixed by a network that reads {reads} (qmix)"}
         lines.append(f"values of a reward team: {how[spec.mixer]}")
     if spec.replay is not None:
-        sizes = ", ".join(f"{name} {value:,}" for name, value in spec.replay._asdict().items())
-        lines.append(f"replay: {sizes}")
+        sizes = [f"{name} {getattr(spec.replay, name):,}" for name in REPLAY_OPTIONS]
+        if spec.replay.sequence > 1:
+            sizes.append(f"windows of {spec.replay.window} steps")
+        lines.append(f"replay: {', '.join(sizes)}")
     return lines
 
 

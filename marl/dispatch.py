@@ -274,6 +274,7 @@ def _act(
         out = learning.act_group(group, mode, group_keys, state[index], own, hparams[index])
         action |= groups.unstack(group, out.action)
         memories.append(out.memory)
-        steps.append(GroupSteps(obs, out.action, group_masks, out.extras))
+        stored = memory if learning.on_replay(group) else ()
+        steps.append(GroupSteps(obs, out.action, group_masks, out.extras, stored))
     by_id = {agent.name: action[position] for position, agent in enumerate(spec.agents)}
     return ActOutput(by_id, tuple(memories), tuple(steps))

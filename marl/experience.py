@@ -19,6 +19,7 @@ class GroupSteps(NamedTuple):
     action: Any
     action_mask: Any  # None without masks
     extras: Any  # of the learner's ActOutput
+    memory: Any = ()  # before the step, of learners on replay
 
 
 class TeamRollout(NamedTuple):
@@ -42,6 +43,16 @@ class TeamRollout(NamedTuple):
     usable: Any = None  # [T, A, B] bool: may be learned from; None where everything may
     critic_memory: Any = ()  # per group, [S, ...]: critics' before the first step; () without any
     reward_factor: Any = None  # [A] what pooled rewards are multiplied by; None for 1
+
+
+# fields of rollouts that do not lead with T
+_TIMELESS = ("memory", "critic_memory", "env_steps", "update", "shuffle_key")
+
+
+def shortened(rollout: Any, length: int) -> Any:
+    """The first `length` steps of a `TeamRollout`, or of a group's `Rollout`."""
+    fields = {name: x for name, x in rollout._asdict().items() if name not in _TIMELESS}
+    return rollout._replace(**jax.tree.map(lambda x: x[:length], fields))
 
 
 def learned_from(rollout: TeamRollout) -> jax.Array:

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from marl import critics, sequential
+from marl import critics, learning, sequential
 from marl.agents.learner import Learner
 from marl.binding import ReadyLearner
 from marl.dispatch import TeamSpec, lift
@@ -22,7 +22,7 @@ ON_REPLAY = ("dqn", "sac", "td3", "ddpg")  # registered learners that learn from
 def with_mixer(env: Any, spec: TeamSpec, resolved: Sequence[Resolved]) -> TeamSpec:
     """Raise UsageError where reward teams cannot be mixed; QMIX reads the global state if any."""
     built, teams = lift(spec).groups, spec.reward_teams
-    valued = {p for group in built if group.learner.q_values is not None for p in group.positions}
+    valued = {p for group in built if learning.has_values(group) for p in group.positions}
     if all(len(members) == 1 for members in teams.members):
         raise UsageError(
             f"mixer = {spec.mixer!r} mixes the values of a reward team, and every agent is alone "
@@ -51,12 +51,7 @@ def _check_mixed_team(
 ) -> None:
     """Raise UsageError unless the members of a reward team can learn one value together."""
     name, names = spec.reward_teams.names[index], [spec.agents[p].name for p in members]
-    for p in members:
-        if (core := _option(resolved[p], "core")) not in (None, "none"):
-            raise UsageError(
-                f"mixer = {spec.mixer!r} mixes values of learners without memory, and "
-                f"{spec.agents[p].name} has core = {core!r}; set core = 'none', or mixer = 'none'"
-            )
+    cores = {p: _option(resolved[p], "core") or "none" for p in members}
     others = [spec.agents[p].name for p in members if p not in valued]
     if others:
         raise UsageError(
@@ -70,12 +65,22 @@ def _check_mixed_team(
             f"reward team {name} has learners of several kinds; under a mixer all of it must be "
             "dqn, which learns from replay, or pqn, which learns from rollouts"
         )
-    for option in ("gamma", "q_lambda", "tau", "num_epochs", "num_minibatches", "reward_scale"):
+    if len({core == "none" for core in cores.values()}) > 1:
+        raise UsageError(
+            f"some of reward team {name} have memory ({_named(spec, cores)}), and a mixer learns "
+            "from sequences of all members or from steps of all; give all of them a core, or none"
+        )
+    for option in ("gamma", "q_lambda", "tau", "reward_scale", *learning.CUT):
         if len({_option(resolved[p], option) for p in members}) > 1:
             raise UsageError(
                 f"{option} differs among {', '.join(names)}, whose values are mixed to one; "
                 "give the whole team one value"
             )
+
+
+def _named(spec: TeamSpec, options: Mapping[int, Any]) -> str:
+    """What agents have, by position, for people."""
+    return ", ".join(f"{spec.agents[p].name}: {value}" for p, value in options.items())
 
 
 def _option(agent: Resolved, name: str) -> Any:

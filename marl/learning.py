@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MIXERS = ("none", "vdn", "qmix")
 UPDATE_ORDERS = ("simultaneous", "sequential")
+# options that say which steps a mixer learns from, and in which minibatches
+CUT = ("num_epochs", "num_minibatches", "sequence_length", "burn_in")
 
 
 def on_replay(group: Group) -> bool:
@@ -25,9 +27,25 @@ def on_replay(group: Group) -> bool:
     return group.learner.experience == "replay"
 
 
+def window_of(spec: "TeamSpec", window: int, samples: TeamRollout) -> int:
+    """Steps of `samples` that a learner of this `window` takes: others may want longer ones."""
+    assert spec.replay is not None
+    return len(samples.reward) - spec.replay.sequence + window
+
+
+def has_values(group: Group) -> bool:
+    """Whether the group's learner has action values that a mixer can mix."""
+    return group.learner.q_values is not None or remembers(group)
+
+
+def remembers(group: Group) -> bool:
+    """Whether the group's action values are those of a network with memory."""
+    return group.learner.q_unroll is not None
+
+
 def is_mixed(spec: "TeamSpec", group: Group) -> bool:
     """Whether `marl.mixing` learns for the group, and not its learner's own update."""
-    return spec.mixer != "none" and group.learner.q_values is not None
+    return spec.mixer != "none" and has_values(group)
 
 
 def update(
@@ -95,8 +113,8 @@ def replay_step(
 ) -> tuple[Any, Any]:
     """One gradient step of every group that learns from replay, on the same samples.
 
-    `samples` are B windows of T steps. What other agents would do next is asked of everybody's
-    states at the start of the step.
+    `samples` are B windows, of which a group takes as many steps as it wants. What other agents
+    would do next is asked of everybody's states at the start of the step.
     """
     which = [
         index for index, group in enumerate(built) if on_replay(group) and not is_mixed(spec, group)
@@ -107,10 +125,12 @@ def replay_step(
         key_next = jax.random.fold_in(key, 2)  # 0 and 1 are what `split` gives above
         following = next_actions(spec, built, key_next, state, samples, hparams)
     result, seen = experience.outcome(spec.reward_teams, samples), _seen(built, samples, following)
-    experiences = {
-        index: experience.of_group(built[index], samples, index, result, seen, key_shuffle, {})
-        for index in which
-    }
+    experiences = {}
+    for index in which:
+        group = built[index]
+        own, axes = experience.of_group(group, samples, index, result, seen, key_shuffle, {})
+        length = window_of(spec, group.learner.window, samples)
+        experiences[index] = experience.shortened(own, length), axes
     states = list(state)
     metrics = _learn(built, key_update, states, experiences, hparams)
     return tuple(states), tuple(metrics)

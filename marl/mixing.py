@@ -47,8 +47,22 @@ def mixed(spec: "TeamSpec", built: tuple[Group, ...], on_replay: bool) -> Mixed:
     found = tuple(
         index
         for index, group in enumerate(built)
-        if group.learner.q_values is not None and learning.on_replay(group) == on_replay
+        if learning.has_values(group) and learning.on_replay(group) == on_replay
     )
+    return _of_groups(spec, built, found)
+
+
+def alike(spec: "TeamSpec", built: tuple[Group, ...], on_replay: bool) -> tuple[Mixed, ...]:
+    """What is mixed, by the steps it is learned from: the members of a team agree in those."""
+    cuts: dict[Any, list[int]] = {}
+    for index in mixed(spec, built, on_replay).groups:
+        config = spec.agents[built[index].positions[0]].config
+        options = (getattr(config, name, None) for name in learning.CUT)
+        cuts.setdefault((learning.remembers(built[index]), *options), []).append(index)
+    return tuple(_of_groups(spec, built, tuple(found)) for found in cuts.values())
+
+
+def _of_groups(spec: "TeamSpec", built: tuple[Group, ...], found: tuple[int, ...]) -> Mixed:
     positions = {position for index in found for position in built[index].positions}
     every = spec.reward_teams.members
     indices = tuple(i for i, members in enumerate(every) if positions.issuperset(members))

@@ -32,7 +32,7 @@ def left_out(spec: "TeamSpec", built: tuple[Group, ...], samples: TeamRollout) -
     )
     cleaned = {
         name: jax.tree.map(_clean, getattr(samples, name))
-        for name in ("steps", "final_obs", "reward", "global_state", "final_global_state")
+        for name in ("steps", "memory", "final_obs", "reward", "global_state", "final_global_state")
     }
     usable = jnp.broadcast_to(usable, (length, num_agents, batch))
     return samples._replace(usable=usable, **cleaned)
@@ -50,13 +50,16 @@ def shares(built: tuple[Group, ...], samples: TeamRollout) -> tuple[dict[str, ja
 
 
 def _seen(built: tuple[Group, ...], samples: TeamRollout) -> jax.Array:
-    """[A, B] bool: whether everything that an agent saw and did in a window is finite."""
+    """[A, B] bool: whether all that an agent saw, did and remembered in a window is finite."""
     length, _, batch = samples.reward.shape
     finite: list[jax.Array] = []
     order: list[int] = []
-    for group, steps, final_obs in zip(built, samples.steps, samples.final_obs, strict=True):
-        seen = _finite((steps.obs, steps.action, final_obs), (length, *group.shape, batch))
-        finite.append(seen.reshape(-1, batch))
+    parts = samples.steps, samples.final_obs, samples.memory
+    for group, steps, final_obs, memory in zip(built, *parts, strict=True):
+        shape = *group.shape, batch
+        seen = _finite((steps.obs, steps.action, final_obs), (length, *shape))
+        knew = _finite(jax.tree.map(lambda x: x[None], memory), (1, *shape))
+        finite.append((seen & knew).reshape(-1, batch))
         order += group.positions
     return jnp.concatenate(finite)[np.argsort(order)]
 

@@ -1,10 +1,12 @@
 """One replay buffer for a team, on flashbax: a ring per environment, sampled once for all agents.
 
-A row is one step of one environment: what every agent saw, did, got and was led to. What critics
-read of other agents is put together from samples, never stored.
+A row is one step of one environment: what every agent saw, did, got and was led to, and what those
+with memory remembered before it. What critics read of other agents is put together from samples,
+never stored.
 """
 
 import os
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +18,7 @@ from marl.experience import TeamRollout
 
 # where the environments' axis B stands in the fields of a `TeamRollout`, whose first axis is T
 _ENVS_AXIS = {
+    "memory": 3,
     "steps": 3,
     "final_obs": 3,
     "final_action_mask": 3,
@@ -41,17 +44,26 @@ class Replay(NamedTuple):
     batch_size: int = 128  # windows per gradient step
     updates_per_rollout: int = 1  # gradient steps after each rollout
     learning_starts: int = 1_000  # environment steps before the first gradient step
-    n_step: int = 1  # length of a window: rewards before the bootstrap
+    n_step: int = 1  # rewards before the bootstrap
+    sequence: int = 1  # steps of a window that have such returns; what the learners want, no option
+
+    @property
+    def window(self) -> int:
+        """Steps of a window."""
+        return self.sequence + self.n_step - 1
 
     def check(self, num_envs: int, rollout_length: int) -> None:
         """Raise UsageError where sizes are out of range, or do not fit each other."""
         for name, value in self._asdict().items():
             at_least(f"replay.{name}", value, 0 if name == "learning_starts" else 1)
-        shortest = num_envs * max(rollout_length, self.n_step)
+        shortest = num_envs * max(rollout_length, self.window)
         if self.capacity < shortest:
+            window = "n_step"
+            if self.sequence > 1:
+                window = "burn_in + sequence_length + n_step - 1"
             raise UsageError(
                 f"replay.capacity = {self.capacity:,} is less than num_envs * max(rollout_length, "
-                f"n_step) = {shortest:,}, one rollout of every environment; give more"
+                f"{window}) = {shortest:,}, one rollout of every environment; give more"
             )
 
     def rows(self, num_envs: int) -> int:
@@ -60,7 +72,7 @@ class Replay(NamedTuple):
 
     def least(self, num_envs: int) -> int:
         """Transitions that the buffer holds when it is first learned from, or more."""
-        starts = max(self.learning_starts, num_envs * self.n_step)
+        starts = max(self.learning_starts, num_envs * self.window)
         return min(starts, num_envs * self.rows(num_envs))
 
 
@@ -70,10 +82,10 @@ def make_buffer(replay: Replay, num_envs: int) -> Any:
 
     return flashbax.make_trajectory_buffer(
         max_length_time_axis=replay.rows(num_envs),
-        min_length_time_axis=replay.n_step,
+        min_length_time_axis=replay.window,
         sample_batch_size=replay.batch_size,
         add_batch_size=num_envs,
-        sample_sequence_length=replay.n_step,
+        sample_sequence_length=replay.window,
         period=1,
     )
 
@@ -91,8 +103,9 @@ def ready(replay: Replay, num_envs: int, state: Any, env_steps: jax.Array) -> ja
 
 def rows_of(rollout: TeamRollout) -> dict[str, Any]:
     """A rollout as rows [B, T, ...]; what only its own learners want back is left out."""
-    steps = tuple(step._replace(extras=()) for step in rollout.steps)
-    fields = rollout._replace(steps=steps)._asdict()
+    steps = tuple(step._replace(extras=(), memory=()) for step in rollout.steps)
+    memory = tuple(step.memory for step in rollout.steps)
+    fields = rollout._replace(steps=steps, memory=memory)._asdict()
     return {
         name: jax.tree.map(lambda x, axis=axis: jnp.moveaxis(x, axis, 0), fields[name])
         for name, axis in _ENVS_AXIS.items()
@@ -111,21 +124,25 @@ def drawn(buffer: Any, state: Any, keys: jax.Array) -> jax.Array:
 
 
 def taken(state: Any, places: jax.Array) -> Any:
-    """The rows [M, n, ...] that stand at `places` [M, n] of a buffer."""
+    """The rows [M, n, ...] that stand at `places` [M, n] of a buffer; memories of the first."""
 
-    def take(x: jax.Array) -> jax.Array:
+    def take(places: jax.Array, x: jax.Array) -> jax.Array:
         return x.reshape(-1, *x.shape[2:]).at[places].get(mode="promise_in_bounds")
 
-    return jax.tree.map(take, state.experience)
+    return {
+        name: jax.tree.map(partial(take, places[:, :1] if name == "memory" else places), rows)
+        for name, rows in state.experience.items()
+    }
 
 
-def windows_of(rows: dict[str, Any], memory: Any, env_steps: jax.Array) -> TeamRollout:
+def windows_of(rows: dict[str, Any], env_steps: jax.Array) -> TeamRollout:
     """Sampled rows [M, n, ...] as a rollout of n steps in M environments."""
     fields = {
         name: jax.tree.map(lambda x, axis=axis: jnp.moveaxis(x, 0, axis), rows[name])
         for name, axis in _ENVS_AXIS.items()
     }
-    return TeamRollout(memory=memory, env_steps=env_steps, **fields)
+    fields["memory"] = jax.tree.map(lambda x: x[0], fields["memory"])
+    return TeamRollout(env_steps=env_steps, **fields)
 
 
 def num_bytes(state: Any) -> int:

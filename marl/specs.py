@@ -208,7 +208,9 @@ def team(
     spec = _spec(env, agents, resolved, teams, agent_ids, vectorise)
     spec = dataclasses.replace(spec, mixer=mixer, update_order=update_order)
     if any(learning.on_replay(group) for group in lift(spec).groups):
-        spec = dataclasses.replace(spec, replay=bind_replay(replay or {}))
+        windows = [group.learner.window for group in lift(spec).groups if learning.on_replay(group)]
+        sizes = bind_replay(replay or {})._replace(sequence=max(windows))
+        spec = dataclasses.replace(spec, replay=sizes)
     elif replay:
         raise fitting.without_replay(replay, spec)
     if mixer != "none":

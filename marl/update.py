@@ -83,14 +83,13 @@ def _gradient_steps(
     """`updates_per_rollout` steps, each on its own samples; metrics are their means."""
     assert spec.replay is not None
     built = lift(spec).groups
-    memory = lift(spec).learner.initial_memory(spec.replay.batch_size)
 
     def step(
         learned: tuple[Any, Any], drawn: tuple[jax.Array, jax.Array]
     ) -> tuple[tuple[Any, Any], Any]:
         groups, mixers = learned
         key_step, places = drawn
-        samples = replay.windows_of(replay.taken(rows, places), memory, env_steps)
+        samples = replay.windows_of(replay.taken(rows, places), env_steps)
         samples = samples._replace(reward_factor=reward_factor)
         if skip_nan:
             samples = nonfinite.left_out(spec, built, samples)

@@ -296,7 +296,7 @@ def three():
     over = rollout.episode_over
 
     def of(position, hparams):
-        obs, action, mask, extras = jax.tree.map(lambda x: x[:, position, 0], rollout.steps[0])
+        obs, action, mask, extras, _ = jax.tree.map(lambda x: x[:, position, 0], rollout.steps[0])
         active = rollout.active[:, position]
         truncated = rollout.truncated[:, position] & active
         experience = Rollout(

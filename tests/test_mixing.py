@@ -303,11 +303,6 @@ def test_traces_of_a_team_must_be_one():
         mixed_team(ENV, pqn, "vdn", overrides={"ann": {"q_lambda": 0.1}})
 
 
-def test_learners_with_memory_are_not_mixed():
-    with pytest.raises(UsageError, match="ann has core = 'gru'; set core = 'none', or mixer"):
-        mixed_team(ENV, pqn, "vdn", core="gru")
-
-
 def test_learners_without_values_may_stand_beside_a_mixed_team():
     team = mixed_team(ENV, dqn, "qmix", overrides={"solo": {"learner": ppo}})
     parts = mixing.mixed(team.spec, team.lifted.groups, on_replay=True)

@@ -103,7 +103,10 @@ MEMORIES = {
 }
 
 
-@pytest.mark.parametrize("learner", ["ppo", "pqn"])
+ON_REPLAY = {"capacity": 2000, "batch_size": 64, "learning_starts": 128, "updates_per_rollout": 8}
+
+
+@pytest.mark.parametrize("learner", ["ppo", "pqn", "dqn"])
 @pytest.mark.parametrize("core", MEMORIES)
 def test_memory(core, learner):
     """A cue in the first step, the decision in the third, which looks the same whatever it was.
@@ -112,8 +115,13 @@ def test_memory(core, learner):
     """
     env, memory = marl.make("toy/probe_memory"), {"core": core, "core_size": 16, **MEMORIES[core]}
     greedy = {"epsilon_end": 0.0, "schedule_steps": 100 * 16 * 8, "exploration_fraction": 0.5}
-    own = {"ppo": {"entropy_coef": 0.0}, "pqn": greedy}[learner]
-    found = marl.team(env, learner, **(COMMON | own | memory))
+    own = COMMON | {"ppo": {"entropy_coef": 0.0}, "pqn": greedy}.get(learner, {})
+    if learner == "dqn":
+        own = {name: COMMON[name] for name in ("hidden_sizes", "learning_rate", "gamma")} | greedy
+        own |= {"tau": 0.05, "replay": ON_REPLAY}
+        if core == "lstm":
+            memory |= {"sequence_length": 6}
+    found = marl.team(env, learner, **(own | memory))
     _, returns = learned(found, 100)
     if core == "none":
         assert np.all(np.abs(returns["agent_0"]) < 0.2)

@@ -20,6 +20,7 @@ from team_cases import (
 import marl
 from marl import fitting, program, replay
 from marl.agents import dqn, ppo, registry, sac
+from marl.binding import REPLAY_OPTIONS
 from marl.envs.errors import UsageError
 from marl.logging import read_rows
 from marl.replay import Replay
@@ -203,7 +204,7 @@ def test_a_buffer_that_does_not_fit_is_refused_before_anything_is_written(tmp_pa
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"size": 5}, ("replay has no option 'size'", *Replay._fields)),
+        ({"size": 5}, ("replay has no option 'size'", *REPLAY_OPTIONS)),
         ({"capacty": 5}, ("'capacty'", "capacity")),
         ({"capacity": 10.5}, ("replay.capacity = 10.5", "whole number")),
         ({"batch_size": "many"}, ("replay.batch_size = 'many'", "whole number")),

@@ -213,7 +213,7 @@ def test_rows_and_windows_are_inverse_layouts(played):
     team, rollout = played
     rows = replay.rows_of(rollout)
     assert all(x.shape[:2] == (3, 7) for x in jax.tree.leaves(rows))
-    back = replay.windows_of(rows, rollout.memory, rollout.env_steps)
+    back = replay.windows_of(rows, rollout.env_steps)
     without = tuple(steps._replace(extras=()) for steps in rollout.steps)
     assert jax.tree.leaves(rollout.steps[0].extras)  # of PPO, which wants them in its own rollout
     assert_identical(back, rollout._replace(steps=without))

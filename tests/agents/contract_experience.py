@@ -17,14 +17,15 @@ def make_experience(case: Case, act: Any, state: Any, hparams: Any, seed: int) -
     if case.learner().experience == "rollout":
         return rollout
     weight = rollout.weight.copy()
-    weight[0, 2] = 0.0  # the first step's is the window's
+    weight[0, 2] = 0.0  # the first step's is the window's, unless that is a sequence
     return rollout._replace(weight=weight)
 
 
 def poisoned(case: Case, experience: Rollout) -> Rollout:
     """NaN, or what is no action and no category, in all that has no weight."""
     dead = experience.weight == 0
-    if case.learner().experience == "replay":
+    learner = case.learner()
+    if learner.experience == "replay" and learner.window == 1:
         dead = np.broadcast_to(dead[0], dead.shape)
     junk = {"f": np.nan if case.replaces else 3.0, "b": False}
 

@@ -179,6 +179,17 @@ CASES = {
         masked=True,
         floats={**learner_floats.EPSILON_GREEDY, "tau": (0.1, 0.01, 0.5)},
     ),
+    "dqn-gru": Case(
+        dqn,
+        dqn.Config(
+            hidden_sizes=(8,), core="gru", core_size=6, sequence_length=3, burn_in=1, **_LINEAR
+        ),
+        observation_space=_SPACE,
+        action_space=Discrete(4),
+        critic_observations=(),
+        masked=True,
+        floats={**learner_floats.EPSILON_GREEDY, "tau": (0.1, 0.01, 0.5)},
+    ),
     "pqn": Case(
         pqn,
         pqn.Config(num_epochs=2, num_minibatches=2, hidden_sizes=(8,), **_LINEAR),

@@ -107,6 +107,7 @@ def test_argument_order_is_law(case):
         "value": ["state", "critic_obs"],
         "log_prob": ["state", "experience"],
         "q_values": ["params", "obs"],
+        "q_unroll": ["params", "obs", "memory", "reset", "active"],
         "apply_gradients": ["state", "grads", "hparams"],
         "next_action": ["key", "state", "inputs", "hparams"],
         "check": ["batch_shape"],
@@ -114,14 +115,13 @@ def test_argument_order_is_law(case):
         "draw": ["key", "batch_size"],
         "next_critic_memory": ["state", "experience"],
     }
-    learner = case.learner()
-    assert set(expected) | {"experience"} == set(Learner._fields)
-    assert learner.experience in ("rollout", "replay")
+    assert set(expected) | {"experience", "window"} == set(Learner._fields)
+    assert (learner := case.learner()).experience in ("rollout", "replay")
     for name, names in expected.items():
         function = getattr(learner, name)
         assert function is None or arguments(function) == names
-    names = arguments(case.algorithm.make)
-    assert names == ["config", "observation_space", "action_space", "critic_space"]
+    given = ["config", "observation_space", "action_space", "critic_space"]
+    assert arguments(case.algorithm.make) == given
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
