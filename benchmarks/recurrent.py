@@ -29,14 +29,14 @@ SCENARIO = {"see_enemy_actions": True, "walls_cause_death": True, "attack_mode":
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("jaxmarl", type=Path, help="checkout of JaxMARL's repository")
+    parser.add_argument("jaxmarl", type=_absolute, help="checkout of JaxMARL's repository")
     parser.add_argument("--num-envs", type=int, default=16)
     parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--sequence-length", type=int, default=0, help="here only; 0: the rollout")
     parser.add_argument("--rounds", type=int, default=3, help="processes of each side")
     parser.add_argument("--core", type=int, default=os.cpu_count() - 1)
-    parser.add_argument("--peer-venv", type=Path, default=HERE / ".venv-jaxmarl")
+    parser.add_argument("--peer-venv", type=_absolute, default=HERE / ".venv-jaxmarl")
     parser.add_argument("--side", choices=("marl", "jaxmarl"), help="measure in this process")
     options = parser.parse_args()
     if options.side:
@@ -51,15 +51,24 @@ def main() -> None:
     rows: dict[str, list[dict[str, Any]]] = {}
     for _ in range(options.rounds):
         for side, python in sides.items():
-            command = [python, __file__, *sys.argv[1:], "--side", side]
+            sizes = (options.num_envs, options.updates, options.repeats, options.sequence_length)
+            names = ("--num-envs", "--updates", "--repeats", "--sequence-length")
+            given = [x for pair in zip(names, map(str, sizes), strict=True) for x in pair]
+            command = [python, __file__, str(options.jaxmarl), *given, "--side", side]
             row = run(["taskset", "-c", str(options.core), *command])
             rows.setdefault(row["peer"], []).append(row)
     print(table(rows))
     print(same_work(rows))
 
 
+def _absolute(path: str) -> Path:
+    """The sides run in another directory."""
+    return Path(path).absolute()
+
+
 def ours(options: argparse.Namespace) -> None:
     import jax
+    import optax
 
     import marl
     from marl.program import ProgramSpec, program
@@ -90,8 +99,15 @@ def ours(options: argparse.Namespace) -> None:
     runs = []
     for seed in range(options.repeats):
         state = compiled.init(jax.random.split(jax.random.key(seed), 1), hparams)
-        runs.append(cpu_seconds(lambda s=state: compiled.chunk(s, options.updates))[0])
-    report("marl", steps, timings.trace, timings.compile, runs, counts(options))
+        seconds, (state, _) = cpu_seconds(lambda s=state: compiled.chunk(s, options.updates))
+        runs.append(seconds)
+    counts = optax.tree.get_all_with_path(state.team[0].actor.optimizer, "count")
+    size = len(team.agents) * options.num_envs * 128
+    found = {
+        "gradient_steps": max(int(count[0]) for _, count in counts),
+        "samples": size // team.spec.agents[0].config.num_minibatches,
+    }
+    report("marl", steps, timings.trace, timings.compile, runs, found)
 
 
 def theirs(options: argparse.Namespace) -> None:
@@ -108,17 +124,16 @@ def theirs(options: argparse.Namespace) -> None:
     steps = options.updates * options.num_envs * 128
     config |= {"MAP_NAME": "3m", "NUM_ENVS": options.num_envs, "TOTAL_TIMESTEPS": steps}
     assert config["ENV_KWARGS"] == SCENARIO, json.dumps(config["ENV_KWARGS"])
-    assert (config["NUM_STEPS"], config["UPDATE_EPOCHS"], config["NUM_MINIBATCHES"]) == (128, 4, 4)
     keys = [jax.random.PRNGKey(seed) for seed in range(options.repeats)]
     trace, lowered = cpu_seconds(lambda: jax.jit(script.make_train(config)).lower(keys[0]))
     compile, compiled = cpu_seconds(lowered.compile)
     runs = [cpu_seconds(lambda k=key: compiled(k))[0] for key in keys]
-    report("jaxmarl 0.2.0", steps, trace, compile, runs, counts(options))
-
-
-def counts(options: argparse.Namespace) -> dict[str, Any]:
-    """What both sides are told to do; checked against the peer's configuration above."""
-    return {"gradient_steps": options.updates * 16, "samples": 3 * options.num_envs * 128 // 4}
+    passes = config["UPDATE_EPOCHS"] * config["NUM_MINIBATCHES"]
+    found = {
+        "gradient_steps": int(config["NUM_UPDATES"]) * passes,
+        "samples": config["MINIBATCH_SIZE"],
+    }
+    report("jaxmarl 0.2.0", steps, trace, compile, runs, found)
 
 
 if __name__ == "__main__":

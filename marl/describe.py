@@ -126,9 +126,11 @@ def _describe_terms(team: Any) -> list[str]:
     lines = []
     if team.spec.terms.shaped:
         own = team.reward_hparams
+        stays = own.shaped_steps == float("inf")
+        how = "stays" if stays else f"falls to 0 in {own.shaped_steps:,.0f} steps"
         lines.append(
             f"rewards: plus {own.shaped_weight:g} * the environment's shaped rewards, a weight "
-            f"that falls to 0 in {own.shaped_steps:,.0f} steps"
+            f"that {how}"
         )
     if team.spec.terms.normalised:
         lines.append("rewards: divided by the running standard deviation of discounted returns")

@@ -42,6 +42,16 @@ def with_mixer(env: Any, spec: TeamSpec, resolved: Sequence[Resolved]) -> TeamSp
     return spec if state is None else dataclasses.replace(spec, state=spaces.signature(state))
 
 
+_OF_A_MIXED_TEAM = (
+    "gamma",
+    "q_lambda",
+    "tau",
+    "target_update_interval",
+    "reward_scale",
+    *learning.CUT,
+)
+
+
 def _check_mixed_team(
     spec: TeamSpec,
     index: int,
@@ -70,7 +80,7 @@ def _check_mixed_team(
             f"some of reward team {name} have memory ({_named(spec, cores)}), and a mixer learns "
             "from sequences of all members or from steps of all; give all of them a core, or none"
         )
-    for option in ("gamma", "q_lambda", "tau", "reward_scale", *learning.CUT):
+    for option in _OF_A_MIXED_TEAM:
         if len({_option(resolved[p], option) for p in members}) > 1:
             raise UsageError(
                 f"{option} differs among {', '.join(names)}, whose values are mixed to one; "
@@ -211,7 +221,8 @@ def _check_shaped_reward(env: Any, options: Any) -> None:
     action = {agent: spaces.shape_dtype(env.action_spaces[agent]) for agent in env.agents}
     info = jax.eval_shape(env.step, key, state, action)[0].info
     found = info.get("shaped_reward") if isinstance(info, Mapping) else None
-    shapes = {} if not isinstance(found, Mapping) else {a: x.shape for a, x in found.items()}
+    given = found if isinstance(found, Mapping) else {}
+    shapes = {agent: getattr(x, "shape", None) for agent, x in given.items()}
     if shapes != dict.fromkeys(env.agents, ()):
         problem = f"has it as {found}" if found is not None else "has none"
         raise UsageError(

@@ -25,7 +25,7 @@ class RunState(NamedTuple):
     key: jax.Array  # [] the run's one key; what is drawn in an update is folded from its number
     update: jax.Array  # [] int32: updates done
     team: Any  # learner states per group, [S, ...], then those of critics that the team holds
-    hparams: Any  # per group, [S]
+    hparams: Any  # per group, [S]; then `RewardHparams` where `Terms` are on
     carry: Carry
     replay: Any = ()  # state of the replay buffer, or () without one
     mixers: Any = ()  # per reward team, its mixing network; () without mixers

@@ -102,6 +102,8 @@ def bind_shaped(options: Mapping[str, Any]) -> RewardHparams:
         if isinstance(value, bool) or not isinstance(value, Real):
             raise UsageError(f"shaped_reward.{name} = {value!r}; give a number")
         at_least(f"shaped_reward.{name}", float(value), 0)
+        if name == "weight" and float(value) == float("inf"):
+            raise UsageError("shaped_reward.weight = inf; give a finite number")
     if options and "steps" not in options:
         raise UsageError(
             "shaped_reward has no steps; give the environment steps until its weight is 0, as in "
