@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
 
+import numpy as np
+
 from marl.envs.errors import UsageError, nearest
 
 
@@ -37,6 +39,17 @@ def divisible(name: str, value: int, divisor_name: str, divisor: int) -> None:
         )
 
 
+def in_single_precision(name: str, value: float) -> None:
+    """Raise UsageError where 32 bits make infinity of a finite `value`, or 0 of another number."""
+    with np.errstate(over="ignore", under="ignore"):
+        single = float(np.float32(value))
+    if math.isinf(single) != math.isinf(value) or (single == 0) != (value == 0):
+        raise UsageError(
+            f"{name} = {value} is {single} in the 32 bits that programs compute with; give a "
+            "number between 1e-38 and 3e38"
+        )
+
+
 def hparams_in_range(hparams: Any, bounds: Mapping[str, tuple[float, float]]) -> None:
     """Every float must lie in its (lowest, highest) of `bounds`; others must be >= 0."""
     for name, value in hparams._asdict().items():
@@ -45,3 +58,4 @@ def hparams_in_range(hparams: Any, bounds: Mapping[str, tuple[float, float]]) ->
             raise UsageError(f"{name} = {value!r} is a {type(value).__name__}; give a number")
         if not low <= float(value) <= high:
             raise UsageError(f"{name} = {value} is out of range; give a number in [{low}, {high}]")
+        in_single_precision(name, float(value))

@@ -1,6 +1,7 @@
 """From a configuration to a run: what the command line does, for Python too."""
 
 import json
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -162,6 +163,14 @@ def check_new(out: str | Path) -> None:
             f"the run directory {path} exists and is not empty; name another, or go on with the "
             f"run in it: marl train --resume {path}"
         )
+    existing = next(part for part in (path, *path.parents) if part.exists())
+    try:
+        tempfile.TemporaryDirectory(dir=existing).cleanup()
+    except OSError as error:
+        raise UsageError(
+            f"nothing can be written to {existing} ({error.strerror}); name another folder for "
+            "the run, or make this one writable"
+        ) from None
 
 
 def default_directory(source: str) -> Path:

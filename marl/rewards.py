@@ -10,7 +10,7 @@ import numpy as np
 
 from marl import patterns
 from marl.agents.schedules import schedule
-from marl.agents.validation import at_least, one_of
+from marl.agents.validation import at_least, in_single_precision, one_of
 from marl.envs.errors import UsageError, nearest
 
 POOLINGS = ("mean", "sum")
@@ -81,6 +81,7 @@ def check_scale(scale: Any, agent: str) -> None:
     number = isinstance(scale, Real) and not isinstance(scale, bool)
     if not number or not 0 < float(scale) < float("inf"):
         raise UsageError(f"reward_scale = {scale!r} of {agent}; give a positive number")
+    in_single_precision(f"reward_scale of {agent}", float(scale))
 
 
 def bind_shaped(options: Mapping[str, Any]) -> RewardHparams:
@@ -104,6 +105,7 @@ def bind_shaped(options: Mapping[str, Any]) -> RewardHparams:
         at_least(f"shaped_reward.{name}", float(value), 0)
         if name == "weight" and float(value) == float("inf"):
             raise UsageError("shaped_reward.weight = inf; give a finite number")
+        in_single_precision(f"shaped_reward.{name}", float(value))
     if options and "steps" not in options:
         raise UsageError(
             "shaped_reward has no steps; give the environment steps until its weight is 0, as in "

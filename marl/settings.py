@@ -29,6 +29,9 @@ def _whole(name: str, value: Any) -> int:
     return int(value)
 
 
+_MOST_STEPS = 2**31 - 1  # what programs count in 32 bits
+
+
 class Intervals(NamedTuple):
     """When the host does something, in updates; 0 means only at the end.
 
@@ -107,6 +110,12 @@ class Settings(NamedTuple):
         if not isinstance(self.checkpoint_replay, bool):
             raise UsageError(f"checkpoint_replay = {self.checkpoint_replay!r}; give True or False")
         one_of("on_nan", self.on_nan, ("stop", "skip"))
+        if self.steps_per_update > _MOST_STEPS or self.updates > _MOST_STEPS:
+            raise UsageError(
+                f"num_envs * rollout_length = {self.num_envs:,} * {self.rollout_length:,} and "
+                f"total_steps = {self.total_steps:,} are {self.updates:,} updates of "
+                f"{self.steps_per_update:,} steps; give at most {_MOST_STEPS:,} of each"
+            )
         if self.total_steps < self.steps_per_update:
             raise UsageError(
                 f"total_steps = {self.total_steps:,.0f} is less than one update, which takes "

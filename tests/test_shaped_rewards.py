@@ -194,6 +194,8 @@ BAD = {
     "unknown": ({"step": 5}, ["no option 'step'", "did you mean 'steps'"]),
     "text": ({"steps": "long"}, ["shaped_reward.steps = 'long'", "give a number"]),
     "negative": ({"steps": 5, "weight": -1}, ["shaped_reward.weight = -1", "0 or more"]),
+    "for ever heavier": ({"steps": 5, "weight": np.inf}, ["shaped_reward.weight = inf", "finite"]),
+    "beyond 32 bits": ({"steps": 5, "weight": 1e39}, ["shaped_reward.weight = 1e+39", "32 bits"]),
     "not a mapping": (1e6, ["shaped_reward = 1000000.0 is a float", "{'steps': 1e6}"]),
 }
 

@@ -65,6 +65,8 @@ BAD = {
     "a bool for a float": (GAME, {"gamma": True}, ["gamma = True is a bool", "give a number"]),
     "part of an epoch": (GAME, {"num_epochs": 2.5}, ["num_epochs = 2.5 is a float", "give a int"]),
     "a bool for an integer": (GAME, {"num_epochs": True}, ["num_epochs = True is a bool"]),
+    "infinite in 32 bits": (GAME, {"learning_rate": 1e39}, ["learning_rate = 1e+39 is inf in the"]),
+    "nothing in 32 bits": (GAME, {"reward_scale": 1e-46}, ["reward_scale of", "= 1e-46 is 0.0 in"]),
     "no epochs": (GAME, {"num_epochs": 0}, ["num_epochs = 0 is out of range", "1 or more"]),
     "a number for a list": (GAME, {"hidden_sizes": 64}, ["hidden_sizes = 64 is a int", "(64, 64)"]),
     "text for a bool": (

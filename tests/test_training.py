@@ -211,6 +211,11 @@ def test_total_updates(total, updates):
         ({"rollout_length": -1}, ("rollout_length = -1",)),
         ({"num_seeds": 0}, ("num_seeds = 0",)),
         ({"log_interval": 0}, ("log_interval = 0",)),
+        (
+            {"num_envs": 1e12, "total_steps": 1e15},
+            ("num_envs * rollout_length = 1,000,", "at most"),
+        ),
+        ({"total_steps": 1e30}, ("total_steps = 1,000,", "updates of 8 steps; give at most")),
         ({"env": marl.make("toy/probe_both")}, ("another environment", "marl.team(env, ...)")),
         ({"env": marl.make("toy/cooperative")}, ("another environment",)),
     ],
@@ -223,6 +228,16 @@ def test_bad_input_is_refused_before_anything_is_written(options, words, tmp_pat
     for word in words:
         assert word in str(error.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_before_compiling(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    with pytest.raises(UsageError, match=rf"nothing can be written to {tmp_path} \(Permission"):
+        marl.train(ENV, small_team(ENV), 80, out=tmp_path / "a" / "run", progress=False, **SIZES)
+    assert not (tmp_path / "a").exists()
 
 
 def test_an_equal_environment_will_do():
