@@ -22,6 +22,18 @@ class GroupSteps(NamedTuple):
     memory: Any = ()  # before the step, of learners on replay
 
 
+class RewardFactor(NamedTuple):
+    """What learning makes of pooled rewards: reward * factor, cut at -limit and limit."""
+
+    factor: jax.Array  # [A]
+    limit: jax.Array  # [A]; inf where nothing is cut
+
+    def of(self, reward: jax.Array) -> jax.Array:
+        """Of rewards [..., A, B]; what is not finite stays so."""
+        scaled, limit = reward * self.factor[:, None], self.limit[:, None]
+        return jnp.where(jnp.isfinite(scaled), jnp.clip(scaled, -limit, limit), scaled)
+
+
 class TeamRollout(NamedTuple):
     """T steps of all agents in B environments; agents in declared order along A."""
 
@@ -42,16 +54,31 @@ class TeamRollout(NamedTuple):
     update: Any = 0  # [] int32: updates done before, one number for all seeds of a run
     usable: Any = None  # [T, A, B] bool: may be learned from; None where everything may
     critic_memory: Any = ()  # per group, [S, ...]: critics' before the first step; () without any
-    reward_factor: Any = None  # [A] what pooled rewards are multiplied by; None for 1
+    reward_factor: Any = None  # `RewardFactor` of pooled rewards; None where they stay
 
 
-# fields of rollouts that do not lead with T
-_TIMELESS = ("memory", "critic_memory", "env_steps", "update", "shuffle_key")
+# By type, the fields that lead with T, and those that hold for all steps: every field is in one.
+LED_BY_TIME: dict[type, tuple[str, ...]] = {
+    TeamRollout: (
+        *("steps", "final_obs", "final_action_mask", "reset", "reward", "terminated", "truncated"),
+        *("active", "final_active", "episode_over", "global_state", "final_global_state"),
+        "usable",
+    ),
+    Rollout: (
+        *("obs", "action", "action_mask", "extras", "reset", "critic_obs", "final_critic_obs"),
+        *("final_obs", "final_action_mask", "context", "next_context", "reward", "terminated"),
+        *("truncated", "weight", "advantage", "advantage_weight"),
+    ),
+}
+TIMELESS: dict[type, tuple[str, ...]] = {
+    TeamRollout: ("memory", "env_steps", "update", "critic_memory", "reward_factor"),
+    Rollout: ("memory", "env_steps", "shuffle_key", "critic_memory"),
+}
 
 
 def shortened(rollout: Any, length: int) -> Any:
     """The first `length` steps of a `TeamRollout`, or of a group's `Rollout`."""
-    fields = {name: x for name, x in rollout._asdict().items() if name not in _TIMELESS}
+    fields = {name: getattr(rollout, name) for name in LED_BY_TIME[type(rollout)]}
     return rollout._replace(**jax.tree.map(lambda x: x[:length], fields))
 
 
@@ -81,7 +108,7 @@ def outcome(teams: rewards.RewardTeams, rollout: TeamRollout) -> rewards.Outcome
     )
     if rollout.reward_factor is None:
         return result
-    return result._replace(reward=result.reward * rollout.reward_factor[:, None])
+    return result._replace(reward=rollout.reward_factor.of(result.reward))
 
 
 class Seen(NamedTuple):

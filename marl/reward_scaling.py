@@ -2,8 +2,10 @@
 
 Each agent has a `reward_scale`. With `normalize_rewards` rewards are also divided by the standard
 deviation of discounted returns so far, R_t = gamma * R_{t-1} + r_t from 0 on, as `VecNormalize` of
-OpenAI's baselines does. These belong to a reward team and are of its pooled reward; steps in which
-no member is active do not count. A rollout is divided by the deviation that has it in.
+OpenAI's baselines does, and cut at `LIMIT` deviations, as there: after long without rewards the
+deviation is small, and the first one would be huge. `reward_scale` multiplies what is left.
+Deviations belong to a reward team and are of its pooled reward; steps in which no member is active
+do not count. A rollout is divided by the deviation that has it in.
 
 Axes: A agents, R reward teams, T steps of B environments.
 """
@@ -17,11 +19,14 @@ import numpy as np
 from marl import experience, groups, rewards
 from marl.agents import statistics
 from marl.agents.statistics import RunningStatistics
-from marl.experience import TeamRollout
+from marl.experience import RewardFactor, TeamRollout
 from marl.rewards import RewardHparams
 
 if TYPE_CHECKING:
     from marl.dispatch import TeamSpec
+
+
+LIMIT = 10.0  # deviations that a reward may have
 
 
 class Returns(NamedTuple):
@@ -42,24 +47,31 @@ def init(spec: "TeamSpec", num_envs: int) -> Any:
 
 def after(
     spec: "TeamSpec", built: Any, returns: Any, rollout: TeamRollout, hparams: tuple[Any, ...]
-) -> tuple[Any, jax.Array | None]:
-    """The returns with a rollout, and what its rewards are multiplied by, [A]; None for nothing."""
+) -> tuple[Any, RewardFactor | None]:
+    """The returns with a rollout, and what is made of its rewards, [A]; None where they stay."""
     if not (spec.terms.scaled or spec.terms.normalised):
         return returns, None
     own: RewardHparams = hparams[-1]
     if not spec.terms.normalised:
-        return returns, own.scale
+        return returns, RewardFactor(own.scale, jnp.full_like(own.scale, jnp.inf))
     gammas = [_gamma(built, hparams, members) for members in spec.reward_teams.members]
     returns = _merged(spec, returns, rollout, jnp.stack([0.0 if g is None else g for g in gammas]))
-    divided = np.asarray([gamma is not None for gamma in gammas])
+    # of a team in which nobody has a gamma, rewards stay
+    divided = np.asarray([gamma is not None for gamma in gammas]) & varies(returns.statistics)
     factor = jnp.where(divided, 1 / deviation(returns.statistics), 1.0)
-    return returns, own.scale * factor[np.asarray(_team_of(spec))]
+    limit = jnp.where(divided, LIMIT, jnp.inf)
+    team_of = np.asarray(_team_of(spec))
+    return returns, RewardFactor(own.scale * factor[team_of], own.scale * limit[team_of])
+
+
+def varies(seen: RunningStatistics) -> jax.Array:
+    """[R] bool: whether returns have varied beyond their rounding error; else rewards stay."""
+    return seen.variance > 1e-6 * jnp.square(seen.mean)
 
 
 def deviation(seen: RunningStatistics) -> jax.Array:
-    """[R]: 1 where returns have not varied beyond their rounding error."""
-    varies = seen.variance > 1e-6 * jnp.square(seen.mean)
-    return jnp.sqrt(jnp.where(varies, seen.variance, 1.0))
+    """[R]: 1 where returns have not varied."""
+    return jnp.sqrt(jnp.where(varies(seen), seen.variance, 1.0))
 
 
 def _merged(spec: "TeamSpec", returns: Returns, rollout: TeamRollout, gamma: jax.Array) -> Returns:

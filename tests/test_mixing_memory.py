@@ -272,11 +272,16 @@ def test_teams_that_cut_rollouts_alike_learn_together():
     given = remembering(given_for(team, LENGTH))
     (state, _), metrics = given.after(given.updater())
     assert all_finite(state) and all(metrics)
-    # the second pair learns what it does beside a team without memory
-    plain = mixed_team(ENV, pqn, "vdn", reward_teams=pair, num_epochs=3, num_minibatches=2)
-    together = mixing.alike(plain.spec, plain.lifted.groups, on_replay=False)
-    assert [len(x.teams) for x in together] == [2]
     before, after = (agent_states(team, x) for x in (given.state, state))
+    # the second pair learns what it does beside a team without memory, of another size, in one part
+    overrides |= {agent: overrides["big"] | {"hidden_sizes": (4,)} for agent in ("ann", "cid")}
+    plain = given_for(mixed_team(ENV, pqn, "vdn", **options, overrides=overrides), LENGTH)
+    assert len(mixing.alike(plain.team.spec, plain.team.lifted.groups, on_replay=False)) == 1
+    rollout = given.rollout._replace(memory=plain.rollout.memory)
+    plain = plain._replace(state=(plain.state[0], *given.state[1:]), rollout=rollout)
+    beside = agent_states(team, plain.after(plain.updater())[0][0])
+    for agent in ("big", "solo"):
+        assert relative_difference(beside[agent], after[agent]) <= TOLERANCE
     for agent in team.agents:
         assert relative_difference(before[agent].network, after[agent].network) > 1e-3
 

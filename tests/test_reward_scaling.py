@@ -1,28 +1,35 @@
 """Reward scales and the running deviation of returns, against plain loops."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from team_cases import (
     SMALL,
+    SMOOTH,
     Spy,
     assert_identical,
     by_agent,
     compiled,
-    first_state,
     play,
     quick_compilation,  # noqa: F401 (a fixture)
+    relative_difference,
     small_team,
     trained,
 )
-from team_envs import SHIFT_ACTIVE, SHIFT_REWARD, shift
+from team_envs import SHIFT_ACTIVE, SHIFT_REWARD, Shift, shift
 
 import marl
-from marl import reward_scaling
+from marl import experience, reward_scaling
 from marl.agents import dqn
+from marl.agents.learner import Rollout
 from marl.agents.statistics import RunningStatistics
+from marl.envs.delegation import delegating
 from marl.envs.errors import UsageError
+from marl.envs.interface import AutoReset
 
 NUM_ENVS, LENGTH, UPDATES, GAMMA = 2, 4, 3, 0.5  # episodes of 6 steps run on over rollouts
 AGENTS = tuple(SHIFT_ACTIVE)
@@ -109,15 +116,59 @@ def test_returns_that_do_not_vary_are_not_divided():
     np.testing.assert_allclose(reward_scaling.deviation(seen), [1, 1, 2, 1e-4], rtol=1e-6)
 
 
-def test_what_is_not_finite_never_enters():
+@pytest.fixture(scope="module")
+def played():
+    """The first 5 of the 6 steps of an episode: ann acts in 10 of them, bob and cid in 6."""
+    return play(small_team(shift()), NUM_ENVS, 5)[1]
+
+
+def test_what_is_not_finite_never_enters(played):
     team = small_team(shift(), gamma=GAMMA, normalize_rewards=True)
-    _, rollout = play(team, NUM_ENVS, LENGTH)
-    broken = rollout._replace(reward=rollout.reward.at[1, 0, 0].set(jnp.nan))
+    broken = played._replace(reward=played.reward.at[1, 0, 0].set(jnp.nan))
     spec, built = team.spec, team.lifted.groups
     before = reward_scaling.init(spec, NUM_ENVS)
     returns, factor = reward_scaling.after(spec, built, before, broken, team.group_hparams())
-    assert all(np.all(np.isfinite(x)) for x in (*jax.tree.leaves(returns), factor))
-    np.testing.assert_array_equal(returns.statistics.total, [7, 6, 4])  # ann, bob, cid
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves((returns, factor)))
+    np.testing.assert_array_equal(returns.statistics.total, [9, 6, 6])  # ann, bob, cid
+    broken = broken._replace(reward=broken.reward.at[2, 0, 0].set(jnp.inf), reward_factor=factor)
+    found = experience.outcome(spec.reward_teams, broken).reward
+    np.testing.assert_array_equal(found[1:3, 0, 0], [jnp.nan, jnp.inf])  # nor is it cut to look so
+
+
+def learned_after(played, reward, seen, **options):
+    """[T, A, B] that is learned from `reward` after `seen` zeros, and the returns."""
+    team = small_team(shift(), **({"gamma": GAMMA, "normalize_rewards": True} | options))
+    rollout = played._replace(reward=jnp.asarray(reward, jnp.float32))
+    spec, built = team.spec, team.lifted.groups
+    before = reward_scaling.init(spec, NUM_ENVS)
+    zeros = RunningStatistics(jnp.full(3, float(seen)), jnp.zeros(3), jnp.zeros(3))
+    before = before._replace(statistics=zeros)
+    returns, factor = reward_scaling.after(spec, built, before, rollout, team.group_hparams())
+    rollout = rollout._replace(reward_factor=factor)
+    return experience.outcome(spec.reward_teams, rollout).reward, returns
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_first_success_after_long_is_cut_at_ten_deviations(played, sign):
+    reward = np.zeros((5, 3, NUM_ENVS))
+    reward[4, 0, 0] = sign  # of ann
+    # 1 of 10,000 returns is 1: mean 0.0001, deviation sqrt(0.0001 * 0.9999) = 0.0099995
+    found, returns = learned_after(played, reward, 10_000 - 10, reward_scale=3)
+    np.testing.assert_allclose(np.sqrt(returns.statistics.variance[0]), 0.0099995, rtol=1e-4)
+    assert found[4, 0, 0] == sign * 10 * 3 and np.count_nonzero(found) == 1
+    # 1 of 80: deviation sqrt(0.0125 * 0.9875) = 0.111102, within the limit
+    found, _ = learned_after(played, reward, 80 - 10, reward_scale=3)
+    np.testing.assert_allclose(found[4, 0, 0], sign * 3 / 0.111102, rtol=1e-4)
+
+
+def test_rewards_stay_in_reward_teams_without_gamma(played):
+    """And neither are they cut, however they vary; those of others are divided."""
+    overrides = {"bob": {"learner": "random", "reward_scale": 2}}
+    reward = np.zeros((5, 3, NUM_ENVS))
+    reward[2] = 50
+    found, _ = learned_after(played, reward, 10_000, overrides=overrides)
+    np.testing.assert_array_equal(found[2, 1], 2 * 50)
+    np.testing.assert_array_equal(found[2, 0], 10)
 
 
 def test_replay_samples_are_scaled_when_they_are_drawn():
@@ -158,12 +209,87 @@ def first_state_of(team):
     return trainer.init_function(jax.random.key(0)[None], team.group_hparams())
 
 
+@pytest.mark.slow
 def test_seeds_have_statistics_of_their_own():
-    team = small_team(shift(), normalize_rewards=True, learning_rate=0)
-    trainer = compiled(team, 3, 4, num_seeds=2)
-    state = first_state(team, trainer)
-    assert state.returns.running.shape == (2, 3, 3)
-    assert state.returns.statistics.mean.shape == (2, 3)
+    """Each of two seeds learns what it does alone, in an environment that pays by what it draws."""
+    env = marl.make("toy/probe_both", num_agents=2)
+    team = small_team(env, normalize_rewards=True, **SMOOTH)
+    both, _ = trained(team, compiled(team, 3, 4, num_seeds=2), 2)
+    assert both.returns.running.shape == (2, 2, 3)
+    for seed in range(2):
+        alone, _ = trained(team, compiled(team, 3, 4), 2, seed=seed)
+        mine = jax.tree.map(lambda x, seed=seed: x[seed], (both.returns, both.team))
+        assert relative_difference(mine, (alone.returns, alone.team)) <= 1e-4
+    first, second = both.returns.statistics.mean
+    assert np.all(np.abs(first - second) > 1e-2)
+
+
+@delegating(stateful=False)
+@dataclass(frozen=True)
+class Paid:
+    """A `Shift` whose rewards are multiplied, per agent, by hand."""
+
+    factors: tuple[float, ...]
+    env: Any = Shift()
+
+    def step(self, key, state, action):
+        timestep, state = self.env.step(key, state, action)
+        pairs = zip(AGENTS, self.factors, strict=True)
+        paid = {agent: factor * timestep.reward[agent] for agent, factor in pairs}
+        return timestep._replace(reward=paid), state
+
+
+def paid(*factors):
+    return AutoReset(Paid(factors))
+
+
+PAIR = {"pair": ["bob", "cid"]}
+
+
+def mixed_after(env, learner, updates=UPDATES, scale=1.0, **options):
+    """The last state of a team in which `scale` is that of two agents under VDN."""
+    options |= {"reward_teams": PAIR, "mixer": "vdn", "hidden_sizes": (4,)} | SMOOTH
+    options["overrides"] = dict.fromkeys(PAIR["pair"], {"reward_scale": scale})
+    team = marl.team(env, learner, **options)
+    return trained(team, compiled(team, NUM_ENVS, LENGTH), updates)[0]
+
+
+@pytest.mark.parametrize("n_step", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_mixers_on_replay_scale_as_an_environment_would(n_step):
+    """In windows that are shorter than the list of agents."""
+    sizes = {"capacity": 100, "batch_size": 8, "learning_starts": 0, "n_step": n_step}
+    found, other = (mixed_after(shift(), "dqn", scale=x, replay=sizes) for x in (0.1, 0.2))
+    expected = mixed_after(paid(1.0, 0.1, 0.1), "dqn", replay=sizes)
+    assert relative_difference(found.team, expected.team) <= 1e-4
+    assert relative_difference(other.team, expected.team) > 1e-2
+
+
+def test_mixers_on_rollouts_scale_and_divide_as_an_environment_would():
+    sizes = {"num_epochs": 1, "num_minibatches": 1}
+    found, other = (
+        mixed_after(shift(), "pqn", 1, scale=x, normalize_rewards=True, **sizes) for x in (0.1, 0.2)
+    )
+    pair, ann = 1 / np.sqrt(np.asarray(found.returns.statistics.variance, float))
+    expected = mixed_after(paid(ann, 0.1 * pair, 0.1 * pair), "pqn", 1, **sizes)
+    assert relative_difference(found.team, expected.team) <= 1e-4
+    assert relative_difference(other.team, expected.team) > 1e-2
+
+
+@pytest.mark.parametrize("kind", [experience.TeamRollout, Rollout])
+def test_every_field_of_rollouts_leads_with_time_or_does_not(kind):
+    named = experience.LED_BY_TIME[kind] + experience.TIMELESS[kind]
+    assert sorted(named) == sorted(kind._fields)
+
+
+def test_shortened_rollouts_keep_what_holds_for_all_steps(played):
+    """Of 5 steps of 3 agents in 2 environments."""
+    team = small_team(shift(), reward_scale=2.0)
+    factor = reward_scaling.after(team.spec, (), (), played, team.group_hparams())[1]
+    cut = experience.shortened(played._replace(reward_factor=factor), 1)
+    for name in experience.LED_BY_TIME[experience.TeamRollout]:
+        assert all(len(x) == 5 for x in jax.tree.leaves(getattr(played, name)))
+        assert all(len(x) == 1 for x in jax.tree.leaves(getattr(cut, name)))
+    assert_identical(cut.reward_factor, factor)
 
 
 GAME = marl.make("toy/cooperative")  # row, column
