@@ -144,7 +144,7 @@ def team(
         `{"steps": 1e6}`. Returns that are reported stay those of the rewards themselves.
       reward_scale: what an agent learns from is its pooled reward times this.
       normalize_rewards: divide pooled rewards by the running standard deviation of their discounted
-        return, too.
+        return, too, and cut them at 10 of it.
       overrides: `{pattern: {option: value}}`, where an option is any of the learner's, or
         `learner`, `critic`, `sharing` or `reward_scale`. Patterns know `*` and `?`; the later match
         wins.
