@@ -5,6 +5,7 @@ import os
 import platform
 import sys
 import warnings
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,22 @@ def compiler_options() -> dict[str, Any]:
 
     if jax.default_backend() != "cpu":
         return {}
-    # both known to jaxlib 0.7 to 0.11
-    return {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 2}
+    wanted = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 2}
+    return {name: value for name, value in wanted.items() if _is_known(name, value)}
+
+
+@lru_cache
+def _is_known(name: str, value: Any) -> bool:
+    """Whether XLA has the option: jaxlib 0.11.1 dropped the legacy emitters."""
+    import jax
+
+    try:
+        jax.jit(lambda: jax.numpy.zeros(())).lower().compile({name: value})
+    except jax.errors.JaxRuntimeError as error:
+        if "No such compile option" not in str(error):
+            raise
+        return False
+    return True
 
 
 def _enable_compilation_cache() -> None:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from marl import xla
@@ -101,3 +102,12 @@ def test_the_cache_is_apart_for_another_processor(monkeypatch):
     assert here == xla.cache_directory()
     monkeypatch.setattr(xla, "_processor", lambda: "another")
     assert xla.cache_directory() != here
+
+
+def test_options_that_this_xla_does_not_know_are_left_out():
+    """Compiling with one ends in an error; its values are still checked."""
+    assert not xla._is_known("xla_no_such_option", True)
+    assert xla._is_known("xla_backend_optimization_level", 2)
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        xla._is_known("xla_backend_optimization_level", "two")
+    jax.jit(lambda: 1 + 1, compiler_options=xla.compiler_options())()
