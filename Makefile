@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 DEMO_STEPS ?= 1_000_000
 PYTEST_ARGS ?= -n 2 --dist loadfile
+# later ones work, and compile for a CPU so slowly that the tests take three times as long
+JAX ?= jax<0.11.1
 BENCH_ARGS ?=
 
 BIN := $(VENV)/bin
@@ -53,7 +55,7 @@ $(VENV)/.installed-docs: EXTRAS := [docs]
 
 $(VENV)/.installed-%: pyproject.toml | $(VENV)/bin/python
 	@echo "installing marl$(EXTRAS) into $(VENV) (the first time downloads JAX and its friends)"
-	@$(PIP) install --editable '.$(EXTRAS)'
+	@$(PIP) install --editable '.$(EXTRAS)' '$(JAX)'
 	@touch $@
 
 $(VENV)/bin/python:

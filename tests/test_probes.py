@@ -122,7 +122,7 @@ def test_memory(core, learner):
         if core == "lstm":
             memory |= {"sequence_length": 6}
     found = marl.team(env, learner, **(own | memory))
-    _, returns = learned(found, 100)
+    _, returns = learned(found, 150)
     if core == "none":
         assert np.all(np.abs(returns["agent_0"]) < 0.2)
     else:
