@@ -20,7 +20,7 @@ from marl.agents import (
     sequences,
     state_values,
 )
-from marl.agents.actor_critic import Gradients, Parts, State
+from marl.agents.actor_critic import Gradients, Parts, Scheduled, State
 from marl.agents.learner import Critic, CriticSpace, Learner, Rollout
 from marl.agents.state_values import Values
 from marl.agents.validation import one_of, positive_integers
@@ -39,6 +39,7 @@ class Config:
     activation: str = "tanh"
     torso: str = "mlp"
     image_encoder: str = "cnn"
+    shared_network: bool = False  # actor and critic are one network with two heads
     core: str = "none"  # memory of actor and critic, after the torso: "gru" or "lstm"
     core_size: int = 64
     box_policy: str = "tanh_normal"
@@ -55,6 +56,7 @@ class Config:
         one_of("activation", self.activation, networks.ACTIVATIONS)
         one_of("torso", self.torso, networks.TORSOS)
         one_of("image_encoder", self.image_encoder, networks.IMAGE_ENCODERS)
+        actor_critic.check_shared_network(self)
         sequences.check_config(self)
         one_of("box_policy", self.box_policy, policies.BOX_POLICIES)
         one_of("learning_rate_schedule", self.learning_rate_schedule, schedules.KINDS)
@@ -149,13 +151,7 @@ def _update(
     parts: Parts, state: State, experience: Rollout, hparams: Hparams
 ) -> tuple[State, jax.Array, dict[str, jax.Array]]:
     """The networks that there are; also the advantages [T, B] before normalisation."""
-    config = parts.config
-
-    def at(kind: str, start: jax.Array, end: jax.Array) -> jax.Array:
-        return schedules.schedule(kind, start, end, hparams.schedule_steps, experience.env_steps)
-
-    rate = at(config.learning_rate_schedule, hparams.learning_rate, hparams.learning_rate_end)
-    entropy_coef = at(config.entropy_schedule, hparams.entropy_coef, hparams.entropy_coef_end)
+    scheduled = actor_critic.scheduled(parts.config, hparams, experience.env_steps)
     advantage, values = experience.advantage, None
     gradients, metrics = Gradients(), {}
     if parts.critic_reader is not None:
@@ -163,19 +159,19 @@ def _update(
         advantage = own_advantage if advantage is None else advantage
     if parts.actor is not None:
         grads, metrics = jax.grad(_actor_loss, argnums=1, has_aux=True)(
-            parts, state.actor.params, state, experience, advantage, entropy_coef
+            parts, state.actor.params, state, experience, advantage, values, hparams, scheduled
         )
         metrics["actor_grad_norm"] = optax.tree.norm(grads)
-        metrics |= {"learning_rate": rate, "entropy_coef": entropy_coef}
+        metrics |= scheduled._asdict()
         gradients = gradients._replace(actor=grads)
-    if values is not None:
+    if values is not None and not parts.shared:
         grads, metrics["value_loss"] = jax.grad(_critic_loss, argnums=1, has_aux=True)(
             parts, state.critic.params, state, values, hparams
         )
         metrics["critic_grad_norm"] = optax.tree.norm(grads)
-        metrics |= values.metrics
         gradients = gradients._replace(critic=grads)
-    learned = actor_critic.apply_gradients(state, gradients, hparams, rate)
+    metrics |= {} if values is None else values.metrics
+    learned = actor_critic.apply_gradients(state, gradients, hparams, scheduled.learning_rate)
     moved = state_values.move_statistics(parts, learned, experience, values)
     return moved, advantage, metrics
 
@@ -186,9 +182,14 @@ def _actor_loss(
     state: State,
     rollout: Rollout,
     advantage: jax.Array,
-    entropy_coef: jax.Array,
+    values: Values | None,
+    hparams: Hparams,
+    scheduled: Scheduled,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The policy gradient and the entropy bonus (section 4 of the paper)."""
+    """The policy gradient and the entropy bonus (section 4 of the paper).
+
+    Of a shared network the loss of its values too.
+    """
     assert parts.policy is not None
     config, weight = parts.config, rollout.weight
     if config.normalize_advantages:
@@ -198,11 +199,16 @@ def _actor_loss(
     features = losses.live(actor_critic.actor_features(parts, state, rollout.obs), weight)
     action, raw = losses.live((rollout.action, rollout.extras["raw"]), weight)
     steps = actor_critic.actor_steps(parts, rollout)
-    outputs = actor_critic.policy_outputs(parts, params, features, steps)
+    outputs, value = actor_critic.policy_outputs(parts, params, features, steps)
     log_prob = parts.policy.log_prob(*outputs, rollout.action_mask, action, raw)
     policy_loss = -losses.weighted_mean(log_prob * losses.live(advantage, weight), weight)
     entropy = losses.weighted_mean(parts.policy.entropy(*outputs, rollout.action_mask), weight)
-    return policy_loss - entropy_coef * entropy, {"policy_loss": policy_loss, "entropy": entropy}
+    loss = policy_loss - scheduled.entropy_coef * entropy
+    metrics = {"policy_loss": policy_loss, "entropy": entropy}
+    if value is None or values is None:
+        return loss, metrics
+    metrics["value_loss"] = _value_loss(parts, value, state, values, hparams)
+    return loss + hparams.value_coef * metrics["value_loss"], metrics
 
 
 def _critic_loss(
@@ -210,7 +216,13 @@ def _critic_loss(
 ) -> tuple[jax.Array, jax.Array]:
     features = losses.live(values.features, values.weight)
     output = actor_critic.critic_output(parts, params, features, values.steps)
+    loss = _value_loss(parts, output, state, values, hparams)
+    return hparams.value_coef * loss, loss
+
+
+def _value_loss(
+    parts: Parts, output: jax.Array, state: State, values: Values, hparams: Hparams
+) -> jax.Array:
     target = state_values.normalise_value(state, values.target)
     loss_of = state_values.loss_function(parts.config, hparams)
-    loss = losses.weighted_mean(loss_of(output, target), values.weight)
-    return hparams.value_coef * loss, loss
+    return losses.weighted_mean(loss_of(output, target), values.weight)

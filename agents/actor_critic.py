@@ -1,8 +1,9 @@
 """What on-policy learners with an actor and a critic have in common.
 
-Actor and critic have separate networks, optimisers and gradient clipping. Statistics that normalise
-observations and values are frozen while acting and learning, and move once after an update, so that
-the policy that learns is the policy that acted.
+Actor and critic have separate networks, optimisers and gradient clipping. With `shared_network`
+they are one network with two heads, in all that follows the actor's: its last output is the
+value. Statistics that normalise observations and values are frozen while acting and learning, and
+move once after an update, so that the policy that learns is the policy that acted.
 """
 
 import dataclasses
@@ -13,12 +14,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marl.agents import networks, sequences, statistics
+from marl.agents import networks, schedules, sequences, statistics
 from marl.agents.learner import ActInput, ActOutput, CriticSpace, Rollout
 from marl.agents.networks import Features, Network, NetworkSpec
 from marl.agents.optimizer import NetworkState, make_optimizer, step_network
 from marl.agents.policies import Policy
 from marl.agents.statistics import RunningStatistics
+from marl.envs import spaces
+from marl.envs.errors import UsageError
 from marl.envs.spaces import SpaceTree
 
 
@@ -26,9 +29,9 @@ class State(NamedTuple):
     """What the next step of one agent (or sharing set) needs."""
 
     actor: Any  # NetworkState of {"network": ..., "log_std": [num_scales]}; () in a critic alone
-    critic: Any  # NetworkState, or () when the team holds the critic
+    critic: Any  # NetworkState; () when the team holds the critic, or it is in the actor's network
     obs_statistics: Any  # RunningStatistics [D] of the actor's input, or ()
-    critic_obs_statistics: Any  # the same of the critic's input
+    critic_obs_statistics: Any  # the same of the critic's input, where it has a network
     value_statistics: Any  # RunningStatistics [] of value targets, or ()
 
 
@@ -44,7 +47,7 @@ class Parts(NamedTuple):
     """What a learner's `make` captures: static, never inside a state.
 
     A learner whose critic the team holds has no `critic_reader`; a critic by itself has no `policy`
-    and no `actor_reader`.
+    and no `actor_reader`. In a shared network `critic` is `actor`.
     """
 
     config: Any  # with the fields of `ppo.Config` that name networks and normalisation
@@ -54,6 +57,21 @@ class Parts(NamedTuple):
     actor_reader: Reader | None
     critic_reader: Reader | None
 
+    @property
+    def shared(self) -> bool:
+        """Whether actor and critic are one network."""
+        return self.config.shared_network
+
+
+def check_shared_network(config: Any) -> None:
+    """Raise UsageError where a field is that of a critic with a network of its own."""
+    if config.shared_network and config.critic_hidden_sizes:
+        raise UsageError(
+            f"critic_hidden_sizes = {config.critic_hidden_sizes} sizes a critic's network, and "
+            "with shared_network = True it is the actor's; give hidden_sizes alone, or leave "
+            "shared_network off"
+        )
+
 
 def make_parts(
     config: Any,
@@ -61,11 +79,19 @@ def make_parts(
     action_space: SpaceTree | None,
     critic_space: CriticSpace | None,
 ) -> Parts:
-    """Networks for one agent's spaces; without its own spaces, those of a critic alone."""
+    """Networks for one agent's spaces; without its own spaces, those of a critic alone.
+
+    Raises:
+      UsageError: where a shared network would have to read something else for its value, or the
+        team holds the critic.
+    """
+    if config.shared_network:
+        _check_shared(observation_space, critic_space)
 
     def network(hidden_sizes: tuple[int, ...], num_outputs: int, scale: float) -> Network:
         spec = NetworkSpec(hidden_sizes, config.activation, config.torso, num_outputs, scale)
-        return networks.make_network(spec._replace(core=config.core, core_size=config.core_size))
+        spec = spec._replace(core=config.core, core_size=config.core_size)
+        return networks.make_network(spec._replace(value_head=config.shared_network))
 
     def reader(space: SpaceTree) -> Reader:
         return Reader(
@@ -75,14 +101,29 @@ def make_parts(
         )
 
     policy = None if action_space is None else Policy(action_space, config.box_policy)
+    actor = None if policy is None else network(config.hidden_sizes, policy.num_outputs, 0.01)
+    shared = actor if config.shared_network else None
     return Parts(
         config=config,
         policy=policy,
-        actor=None if policy is None else network(config.hidden_sizes, policy.num_outputs, 0.01),
-        critic=network(config.critic_hidden_sizes or config.hidden_sizes, 1, 1.0),
+        actor=actor,
+        critic=shared or network(config.critic_hidden_sizes or config.hidden_sizes, 1, 1.0),
         actor_reader=None if observation_space is None else reader(observation_space),
         critic_reader=None if critic_space is None else reader(critic_space.observations),
     )
+
+
+def _check_shared(observation_space: SpaceTree | None, critic_space: CriticSpace | None) -> None:
+    if critic_space is None or observation_space is None:
+        raise UsageError(
+            "with shared_network = True the critic is a part of the actor's network, which nobody "
+            "else can hold; leave sharing.critic away, or shared_network off"
+        )
+    if spaces.leaves(critic_space.observations) != spaces.leaves(observation_space):
+        raise UsageError(
+            "with shared_network = True the critic reads what the actor reads, its own "
+            "observation; leave critic at 'self', or shared_network off"
+        )
 
 
 def init(parts: Parts, key: jax.Array, hparams: Any) -> State:
@@ -97,7 +138,7 @@ def init(parts: Parts, key: jax.Array, hparams: Any) -> State:
         }
         actor = NetworkState(params, optimizer.init(params))
     critic: Any = ()
-    if parts.critic_reader is not None:
+    if parts.critic_reader is not None and not parts.shared:
         params = parts.critic.init(key_critic, parts.critic_reader.zeros)
         critic = NetworkState(params, optimizer.init(params))
 
@@ -110,7 +151,7 @@ def init(parts: Parts, key: jax.Array, hparams: Any) -> State:
         actor=actor,
         critic=critic,
         obs_statistics=fresh(parts.actor_reader),
-        critic_obs_statistics=fresh(parts.critic_reader),
+        critic_obs_statistics=() if parts.shared else fresh(parts.critic_reader),
         value_statistics=statistics.init()
         if config.value_normalization != "none" and parts.critic_reader is not None
         else (),
@@ -158,13 +199,17 @@ def draw(parts: Parts, key: jax.Array, batch_size: int) -> tuple[jax.Array, ...]
 
 
 def act(parts: Parts, key: jax.Array, state: State, inputs: ActInput, hparams: Any) -> ActOutput:
-    """Sample actions [B]; extras carry the log-probability and the samples before squashing."""
+    """Sample actions [B]; extras carry the log-probability and the samples before squashing.
+
+    Those of a shared network also its value, and the memory after the step.
+    """
     del hparams
     assert parts.policy is not None
-    outputs, memory = _act_outputs(parts, state, inputs)
+    outputs, value, memory = _act_outputs(parts, state, inputs)
     noise = draw(parts, key, inputs.reset.shape[0]) if inputs.noise is None else inputs.noise
     drawn = parts.policy.sample_from(noise, *outputs, inputs.action_mask)
     extras = {"log_prob": drawn.log_prob, "raw": drawn.raw}
+    extras |= {"value": value, "memory": memory} if parts.shared else {}
     return ActOutput(action=drawn.action, memory=memory, extras=extras)
 
 
@@ -174,19 +219,25 @@ def act_greedy(
     """The mode of the policy."""
     del key, hparams
     assert parts.policy is not None
-    outputs, memory = _act_outputs(parts, state, inputs)
+    outputs, _, memory = _act_outputs(parts, state, inputs)
     action = parts.policy.mode(*outputs, inputs.action_mask)
     return ActOutput(action=action, memory=memory, extras=())
 
 
 def _act_outputs(
     parts: Parts, state: State, inputs: ActInput
-) -> tuple[tuple[jax.Array, jax.Array], Any]:
-    """What `Policy` takes, and the memory after the step."""
+) -> tuple[tuple[jax.Array, jax.Array], Any, Any]:
+    """What `Policy` takes, the value [B] of a shared network or None, the memory after the step."""
     assert parts.actor is not None
     params, features = state.actor.params, actor_features(parts, state, inputs.obs)
     outputs, memory = sequences.act(parts.actor, params["network"], features, inputs)
-    return (outputs, params["log_std"]), memory
+    outputs, value = _heads(parts, outputs)
+    return (outputs, params["log_std"]), value, memory
+
+
+def _heads(parts: Parts, outputs: jax.Array) -> tuple[jax.Array, Any]:
+    """Of the actor's network: what is the policy's, and of a shared one the value [...] or None."""
+    return (outputs[..., :-1], outputs[..., -1]) if parts.shared else (outputs, None)
 
 
 def log_prob(parts: Parts, state: State, experience: Rollout) -> jax.Array:
@@ -194,7 +245,7 @@ def log_prob(parts: Parts, state: State, experience: Rollout) -> jax.Array:
     assert parts.policy is not None
     features = actor_features(parts, state, experience.obs)
     steps = actor_steps(parts, experience)
-    outputs = policy_outputs(parts, state.actor.params, features, steps)
+    outputs, _ = policy_outputs(parts, state.actor.params, features, steps)
     return parts.policy.log_prob(
         *outputs, experience.action_mask, experience.action, experience.extras["raw"]
     )
@@ -204,6 +255,23 @@ def actor_steps(parts: Parts, rollout: Rollout) -> Any:
     """What the actor needs of a rollout beside features: `sequences.Steps`, or ()."""
     assert parts.actor is not None
     return sequences.whole(parts.actor, rollout.memory, rollout.reset, rollout.weight)
+
+
+class Scheduled(NamedTuple):
+    """Values of the schedules in this update, [] each."""
+
+    learning_rate: jax.Array
+    entropy_coef: jax.Array
+
+
+def scheduled(config: Any, hparams: Any, env_steps: jax.Array) -> Scheduled:
+    def at(kind: str, start: jax.Array, end: jax.Array) -> jax.Array:
+        return schedules.schedule(kind, start, end, hparams.schedule_steps, env_steps)
+
+    return Scheduled(
+        at(config.learning_rate_schedule, hparams.learning_rate, hparams.learning_rate_end),
+        at(config.entropy_schedule, hparams.entropy_coef, hparams.entropy_coef_end),
+    )
 
 
 class Gradients(NamedTuple):
@@ -239,20 +307,31 @@ def actor_features(parts: Parts, state: State, obs: Any) -> Features:
 def critic_features(parts: Parts, state: State, critic_obs: Any) -> Features:
     """The critic's input, normalised."""
     assert parts.critic_reader is not None, "the team holds this learner's critic"
-    return _normalise(parts.critic_reader, state.critic_obs_statistics, critic_obs)
+    stats = state.obs_statistics if parts.shared else state.critic_obs_statistics
+    return _normalise(parts.critic_reader, stats, critic_obs)
 
 
 def policy_outputs(
     parts: Parts, params: Any, features: Features, steps: Any
-) -> tuple[jax.Array, jax.Array]:
-    """What `Policy` takes: the network's outputs and log_std; `steps` of `sequences`."""
+) -> tuple[tuple[jax.Array, jax.Array], Any]:
+    """What `Policy` takes: the network's outputs and log_std; `steps` of `sequences`.
+
+    Beside it the values [...] of a shared network, in units of its output, else None.
+    """
     assert parts.actor is not None
-    return sequences.run(parts.actor, params["network"], features, steps)[0], params["log_std"]
+    outputs, _ = sequences.run(parts.actor, params["network"], features, steps)
+    outputs, value = _heads(parts, outputs)
+    return (outputs, params["log_std"]), value
 
 
 def critic_output(parts: Parts, params: Any, features: Features, steps: Any) -> jax.Array:
-    """Values [...] in units of the critic's output; `steps` of `sequences`."""
-    return sequences.run(parts.critic, params, features, steps)[0][..., 0]
+    """Values [...] in units of the critic's output, by `critic_params`; `steps` of `sequences`."""
+    return sequences.run(parts.critic, params, features, steps)[0][..., -1]
+
+
+def critic_params(parts: Parts, state: State) -> Any:
+    """Parameters of the network that gives values."""
+    return state.actor.params["network"] if parts.shared else state.critic.params
 
 
 def _normalise(reader: Reader, stats: Any, obs: Any) -> Features:

@@ -53,17 +53,18 @@ class NetworkSpec(NamedTuple):
     num_outputs: int = 1
     output_scale: float = 1.0
     dueling: bool = False  # a value and an advantage stream, each with the last hidden size
+    value_head: bool = False  # a second head for one more output, the last, with a scale of 1
     core: str = "none"  # one of `cores.CORES`, between the torso and the head
     core_size: int = 0
 
 
 class Network(NamedTuple):
-    """`init(key, features) -> params`, and one of two ways to use it.
+    """`init(key, features) -> params`, and one of two ways to use it; n outputs, see `NetworkSpec`.
 
-    Feed-forward: `apply(params, features) -> [..., num_outputs]`. Recurrent, over T steps of B
-    sequences: `unroll(params, features, memory, reset, active) -> (outputs [T, B, num_outputs],
-    memories)`, with features [T, B, ...], memory [B, ...] before the first step, reset and active
-    [T, B] bool as `cores.unroll` has them, and memories [T, B, ...] after each step.
+    Feed-forward: `apply(params, features) -> [..., n]`. Recurrent, over T steps of B sequences:
+    `unroll(params, features, memory, reset, active) -> (outputs [T, B, n], memories)`, with
+    features [T, B, ...], memory [B, ...] before the first step, reset and active [T, B] bool as
+    `cores.unroll` has them, and memories [T, B, ...] after each step.
     """
 
     init: Any
@@ -119,12 +120,7 @@ def make_network(spec: NetworkSpec) -> Network:
 
     def forward(inputs: Features) -> jax.Array:
         x, batch = _encode(inputs, spec)
-        if spec.dueling:
-            x = _torso(x, spec, spec.hidden_sizes[:-1])
-            y = _dueling(x, spec)
-        else:
-            y = _head(x, spec, spec.hidden_sizes, spec.num_outputs)
-        return y.T.reshape(*batch, spec.num_outputs)
+        return _heads(_torso(x, spec, _torso_sizes(spec)), spec).T.reshape(*batch, -1)
 
     transformed = hk.without_apply_rng(hk.transform(forward))
     return Network(transformed.init, transformed.apply)
@@ -133,7 +129,8 @@ def make_network(spec: NetworkSpec) -> Network:
 def rescale_outputs(params: Any, scale: jax.Array, shift: jax.Array) -> Any:
     """Parameters of a network whose outputs are `scale * y + shift` where those of `params` are y.
 
-    Only the linear layer at the end changes. Of networks of `make_network` that are not dueling.
+    Only the linear layer made last changes: the head, or the head of the value. Of networks of
+    `make_network` that are not dueling.
     """
     layers = [name for name in params if name.split("_")[0] == "linear"]
     head = max(layers, key=lambda name: (len(name), name))  # "linear", "linear_1", as they are made
@@ -146,10 +143,9 @@ def _make_recurrent(spec: NetworkSpec) -> Network:
 
     def forward(inputs: Features, memory: Any, reset: jax.Array, active: jax.Array) -> Any:
         x, batch = _encode(inputs, spec)
-        x = _torso(x, spec, spec.hidden_sizes[:-1] if spec.dueling else spec.hidden_sizes)
+        x = _torso(x, spec, _torso_sizes(spec))
         x, memories = cores.unroll(spec.core, spec.core_size, x, memory, reset, active)
-        y = _dueling(x, spec) if spec.dueling else _head(x, spec, (), spec.num_outputs)
-        return y.T.reshape(*batch, spec.num_outputs), memories
+        return _heads(x, spec).T.reshape(*batch, -1), memories
 
     transformed = hk.without_apply_rng(hk.transform(forward))
     memory = partial(cores.initial_memory, spec.core, spec.core_size)
@@ -171,10 +167,21 @@ def _encode(inputs: Features, spec: NetworkSpec) -> tuple[jax.Array, tuple[int, 
     return x.reshape(-1, x.shape[-1]).T, x.shape[:-1]
 
 
-def _dueling(x: jax.Array, spec: NetworkSpec) -> jax.Array:
-    value = _head(x, spec, spec.hidden_sizes[-1:], 1)
-    advantage = _head(x, spec, spec.hidden_sizes[-1:], spec.num_outputs)
-    return value + advantage - jnp.mean(advantage, 0)
+def _torso_sizes(spec: NetworkSpec) -> tuple[int, ...]:
+    """Hidden layers before the heads; the last is in those of dueling networks."""
+    return spec.hidden_sizes[:-1] if spec.dueling else spec.hidden_sizes
+
+
+def _heads(x: jax.Array, spec: NetworkSpec) -> jax.Array:
+    """All outputs [n, N] of what torso and core made, [D, N]."""
+    if spec.dueling:
+        value = _head(x, spec, spec.hidden_sizes[-1:], 1)
+        advantage = _head(x, spec, spec.hidden_sizes[-1:], spec.num_outputs)
+        return value + advantage - jnp.mean(advantage, 0)
+    outputs = _head(x, spec, (), spec.num_outputs)
+    if not spec.value_head:
+        return outputs
+    return jnp.concatenate([outputs, _head(x, spec._replace(output_scale=1.0), (), 1)])
 
 
 def make_mixer(num_values: int, width: int = 32, hyper_width: int = 64) -> Network:

@@ -22,7 +22,7 @@ from marl.agents import (
     sequences,
     state_values,
 )
-from marl.agents.actor_critic import Gradients, Parts, State
+from marl.agents.actor_critic import Gradients, Parts, Scheduled, State
 from marl.agents.learner import Critic, CriticSpace, Learner, Rollout
 from marl.agents.networks import Features
 from marl.agents.state_values import Values
@@ -42,6 +42,7 @@ class Config:
     activation: str = "tanh"
     torso: str = "mlp"
     image_encoder: str = "cnn"
+    shared_network: bool = False  # actor and critic are one network with two heads
     core: str = "none"  # memory of actor and critic, after the torso: "gru" or "lstm"
     core_size: int = 64
     sequence_length: int = 0  # steps that gradients flow back through; 0: the whole rollout
@@ -63,6 +64,7 @@ class Config:
         one_of("activation", self.activation, networks.ACTIVATIONS)
         one_of("torso", self.torso, networks.TORSOS)
         one_of("image_encoder", self.image_encoder, networks.IMAGE_ENCODERS)
+        actor_critic.check_shared_network(self)
         sequences.check_config(self)
         one_of("box_policy", self.box_policy, policies.BOX_POLICIES)
         one_of("learning_rate_schedule", self.learning_rate_schedule, schedules.KINDS)
@@ -109,9 +111,11 @@ BOUNDS = {
 }
 
 
-# of a minibatch, in the order of its vector
-_ACTOR_METRICS = ("policy_loss", "entropy", "approx_kl", "clip_fraction", "actor_grad_norm")
-_CRITIC_METRICS = ("value_loss", "critic_grad_norm")
+def _metric_names(parts: Parts) -> tuple[str, ...]:
+    """Of a minibatch, in the order of its vector."""
+    actor = ("policy_loss", "entropy", "approx_kl", "clip_fraction", "actor_grad_norm")
+    critic = ("value_loss",) if parts.shared else ("value_loss", "critic_grad_norm")
+    return (*(actor if parts.actor else ()), *(critic if parts.critic_reader else ()))
 
 
 class Batch(NamedTuple):
@@ -130,18 +134,11 @@ class Batch(NamedTuple):
 class CriticBatch(NamedTuple):
     """One critic's samples, as the actor's; fewer where agents share its input."""
 
-    features: Features
+    features: Any  # () of a shared network
     steps: Any
     target: jax.Array  # in units of the critic's output
     old_value: jax.Array
     weight: jax.Array
-
-
-class Scheduled(NamedTuple):
-    """Values of the schedules in this update."""
-
-    learning_rate: jax.Array
-    entropy_coef: jax.Array
 
 
 def make(
@@ -202,7 +199,7 @@ def _update(
 ) -> tuple[State, jax.Array, dict[str, jax.Array]]:
     """The networks that there are; also the advantages [T, B] before normalisation."""
     config = parts.config
-    scheduled = _schedules(config, hparams, experience.env_steps)
+    scheduled = actor_critic.scheduled(config, hparams, experience.env_steps)
     advantage, values = experience.advantage, None
     if parts.critic_reader is not None:
         own_advantage, values = state_values.evaluate(parts, state, experience, hparams)
@@ -213,21 +210,10 @@ def _update(
     sizes = (0 if x is None else x.weight.shape[-1] for x in (batch, critic_batch))
     indices = minibatches.shuffled(experience.shuffle_key, config, *sizes)
     state, rows = jax.lax.scan(step, state, indices)
-    names = [*(_ACTOR_METRICS if batch else ()), *(_CRITIC_METRICS if critic_batch else ())]
-    metrics = dict(zip(names, jnp.mean(rows, 0), strict=True))
+    metrics = dict(zip(_metric_names(parts), jnp.mean(rows, 0), strict=True))
     metrics |= scheduled._asdict() if batch else {}
     metrics |= {} if values is None else values.metrics
     return state_values.move_statistics(parts, state, experience, values), advantage, metrics
-
-
-def _schedules(config: Config, hparams: Hparams, env_steps: jax.Array) -> Scheduled:
-    def at(kind: str, start: jax.Array, end: jax.Array) -> jax.Array:
-        return schedules.schedule(kind, start, end, hparams.schedule_steps, env_steps)
-
-    return Scheduled(
-        at(config.learning_rate_schedule, hparams.learning_rate, hparams.learning_rate_end),
-        at(config.entropy_schedule, hparams.entropy_coef, hparams.entropy_coef_end),
-    )
 
 
 def _actor_batch(parts: Parts, state: State, rollout: Rollout, advantage: jax.Array) -> Batch:
@@ -249,7 +235,10 @@ def _actor_batch(parts: Parts, state: State, rollout: Rollout, advantage: jax.Ar
         weight=rollout.weight,
     )
     params = state.actor.params["network"]
-    memories = sequences.memories_of(parts.actor, params, features, steps)
+    if parts.shared:
+        memories = rollout.extras["memory"]
+    else:
+        memories = sequences.memories_of(parts.actor, params, features, steps)
     return sequences.samples(batch, memories, parts.config)
 
 
@@ -275,34 +264,55 @@ def _minibatch_step(
 ) -> tuple[State, jax.Array]:
     """One gradient step of the networks that there are; the body of the scan.
 
-    Metrics are those of `_ACTOR_METRICS`, then of `_CRITIC_METRICS`.
+    Metrics are those of `_metric_names`.
     """
+    batch, critic_batch = (
+        None if x is None else sequences.select(x, i)
+        for x, i in zip((actor_samples, critic_samples), indices, strict=True)
+    )
     grads, metrics = Gradients(), {}
-    names: tuple[str, ...] = ()
-    if actor_samples is not None:
-        batch = sequences.select(actor_samples, indices[0])
+    if batch is not None:
         actor_grads, metrics = jax.grad(_actor_loss, argnums=1, has_aux=True)(
-            parts, state.actor.params, batch, hparams.clip_epsilon, scheduled.entropy_coef
+            parts, state.actor.params, batch, critic_batch, hparams, scheduled.entropy_coef
         )
         metrics["actor_grad_norm"] = optax.tree.norm(actor_grads)
-        grads, names = grads._replace(actor=actor_grads), _ACTOR_METRICS
-    if critic_samples is not None:
-        critic_batch = sequences.select(critic_samples, indices[1])
+        grads = grads._replace(actor=actor_grads)
+    if critic_batch is not None and not parts.shared:
         critic_grads, metrics["value_loss"] = jax.grad(_critic_loss, argnums=1, has_aux=True)(
             parts, state.critic.params, critic_batch, hparams
         )
         metrics["critic_grad_norm"] = optax.tree.norm(critic_grads)
-        grads, names = grads._replace(critic=critic_grads), (*names, *_CRITIC_METRICS)
+        grads = grads._replace(critic=critic_grads)
     state = actor_critic.apply_gradients(state, grads, hparams, scheduled.learning_rate)
     # one vector leaves the scan, not one array per metric: fewer kernels to compile
-    return state, jnp.stack([metrics[name] for name in names])
+    return state, jnp.stack([metrics[name] for name in _metric_names(parts)])
 
 
 def _actor_loss(
-    parts: Parts, params: Any, batch: Batch, clip_epsilon: jax.Array, entropy_coef: jax.Array
+    parts: Parts,
+    params: Any,
+    batch: Batch,
+    critic_batch: CriticBatch | None,
+    hparams: Hparams,
+    entropy_coef: jax.Array,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The loss of the actor's network, with that of values where it has them."""
+    outputs, value = actor_critic.policy_outputs(parts, params, batch.features, batch.steps)
+    loss, metrics = _policy_loss(parts, outputs, batch, hparams.clip_epsilon, entropy_coef)
+    if value is None or critic_batch is None:
+        return loss, metrics
+    metrics["value_loss"] = _value_loss(parts, value, critic_batch, hparams)
+    return loss + hparams.value_coef * metrics["value_loss"], metrics
+
+
+def _policy_loss(
+    parts: Parts,
+    outputs: tuple[jax.Array, jax.Array],
+    batch: Batch,
+    clip_epsilon: jax.Array,
+    entropy_coef: jax.Array,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     assert parts.policy is not None
-    outputs = actor_critic.policy_outputs(parts, params, batch.features, batch.steps)
     new_log_prob = parts.policy.log_prob(*outputs, batch.mask, batch.action, batch.raw)
     # an unweighted sample may hold anything: its ratio is set to 1 before the exponential
     log_ratio = jnp.where(batch.weight > 0, new_log_prob - batch.log_prob, 0.0)
@@ -323,6 +333,11 @@ def _critic_loss(
     parts: Parts, params: Any, batch: CriticBatch, hparams: Hparams
 ) -> tuple[jax.Array, jax.Array]:
     output = actor_critic.critic_output(parts, params, batch.features, batch.steps)
+    loss = _value_loss(parts, output, batch, hparams)
+    return hparams.value_coef * loss, loss
+
+
+def _value_loss(parts: Parts, output: jax.Array, batch: CriticBatch, hparams: Hparams) -> jax.Array:
     loss_of = state_values.loss_function(parts.config, hparams)
     if parts.config.clip_values:
         loss = losses.clipped_value_loss(
@@ -330,5 +345,4 @@ def _critic_loss(
         )
     else:
         loss = loss_of(output, batch.target)
-    loss = losses.weighted_mean(loss, batch.weight)
-    return hparams.value_coef * loss, loss
+    return losses.weighted_mean(loss, batch.weight)

@@ -11,7 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from marl.agents import losses, networks, returns, sequences, statistics
-from marl.agents.actor_critic import Parts, State, critic_features, critic_output
+from marl.agents.actor_critic import (
+    Parts,
+    State,
+    actor_steps,
+    critic_features,
+    critic_output,
+    critic_params,
+)
 from marl.agents.learner import Rollout
 from marl.agents.networks import Features
 from marl.agents.statistics import RunningStatistics
@@ -22,9 +29,12 @@ LOSSES = ("squared", "huber")
 
 
 class Values(NamedTuple):
-    """Of a whole rollout, from one pass of the critic; B is the critic's own batch here."""
+    """Of a whole rollout, from one pass of the critic; B is the critic's own batch here.
 
-    features: Features  # [T, B, ...], normalised
+    Those of a shared network are what it gave while acting.
+    """
+
+    features: Any  # `Features` [T, B, ...], normalised; () of a shared network
     output: jax.Array  # [T, B] in units of the critic's output
     target: jax.Array  # [T, B] in units of the return
     weight: jax.Array  # [T, B]
@@ -48,14 +58,14 @@ def loss_function(config: Any, hparams: Any) -> Callable[[jax.Array, jax.Array],
 
 def value(parts: Parts, state: State, critic_obs: Any) -> jax.Array:
     """State values [...] in the units of the return; with memory, at the start of episodes."""
-    features, params = critic_features(parts, state, critic_obs), state.critic.params
+    features, params = critic_features(parts, state, critic_obs), critic_params(parts, state)
     if not sequences.is_recurrent(parts.critic):
         return denormalise_value(state, critic_output(parts, params, features, ()))
     batch = features.vector.shape[:-1]
     flat = jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[len(batch) :]), features)
     fresh = jax.tree.map(lambda m: m[None], parts.critic.initial_memory(flat.vector.shape[1]))
     output = sequences.run_apart(parts.critic, params, flat, fresh)
-    return denormalise_value(state, output.reshape(batch))
+    return denormalise_value(state, output[..., -1].reshape(batch))
 
 
 def evaluate(
@@ -67,11 +77,17 @@ def evaluate(
     critic runs once on [T, B / N] and its value counts for each; the agents have one reward then,
     and the critic's target is the mean of theirs.
     """
-    features = critic_features(parts, state, rollout.critic_obs)
     final = critic_features(parts, state, rollout.final_critic_obs)
-    fold = rollout.reward.shape[1] // features.vector.shape[1]
-    steps = critic_steps(parts, rollout, fold)
-    output, next_output, memories = _outputs(parts, state, features, final, steps)
+    fold = rollout.reward.shape[1] // final.vector.shape[1]
+    features: Any = ()
+    if parts.shared:
+        steps = actor_steps(parts, rollout)
+        output, memories = rollout.extras["value"], rollout.extras["memory"]
+        next_output = _next_output(parts, state, final, memories)
+    else:
+        features = critic_features(parts, state, rollout.critic_obs)
+        steps = critic_steps(parts, rollout, fold)
+        output, next_output, memories = _outputs(parts, state, features, final, steps)
     estimate, following = (
         jnp.repeat(denormalise_value(state, x), fold, axis=1) for x in (output, next_output)
     )
@@ -95,21 +111,26 @@ def evaluate(
 def _outputs(
     parts: Parts, state: State, features: Features, final: Features, steps: Any
 ) -> tuple[jax.Array, jax.Array, Any]:
-    """The critic's outputs [T, B] of observations and of what each step led to, and memories.
-
-    What a step led to is read with the memory that the step left, whether or not the episode ended
-    there: a truncated one goes on in what it is worth.
-    """
+    """The critic's outputs [T, B] of observations and of what each step led to, and memories."""
     params = state.critic.params
     if sequences.is_recurrent(parts.critic):
         output, memories = sequences.run(parts.critic, params, features, steps)
-        next_output = sequences.run_apart(parts.critic, params, final, memories)
-        return output[..., 0], next_output[..., 0], memories
+        return output[..., -1], _next_output(parts, state, final, memories), memories
     # one after the other by one program, which is half as much to compile
     both = jax.tree.map(lambda x, y: jnp.stack([x, y]), features, final)
     run = partial(critic_output, parts, params, steps=steps)
     output, next_output = jax.lax.map(run, both)
     return output, next_output, ()
+
+
+def _next_output(parts: Parts, state: State, final: Features, memories: Any) -> jax.Array:
+    """The critic's outputs [T, B] of what each step led to.
+
+    It is read with the memory that the step left, whether or not the episode ended there: a
+    truncated one goes on in what it is worth.
+    """
+    params = critic_params(parts, state)
+    return sequences.run_apart(parts.critic, params, final, memories)[..., -1]
 
 
 def critic_steps(parts: Parts, rollout: Rollout, fold: int) -> Any:
@@ -126,7 +147,7 @@ def critic_steps(parts: Parts, rollout: Rollout, fold: int) -> Any:
 
 def memory_functions(parts: Parts) -> dict[str, Any]:
     """Those fields of a `Learner` that only critics with memory have."""
-    if parts.critic_reader is None or not sequences.is_recurrent(parts.critic):
+    if parts.critic_reader is None or parts.shared or not sequences.is_recurrent(parts.critic):
         return {}
     return {
         "critic_memory": parts.critic.initial_memory,
@@ -163,25 +184,28 @@ def move_statistics(parts: Parts, state: State, rollout: Rollout, values: Values
         state = state._replace(obs_statistics=merged)
     if values is None or parts.critic_reader is None:
         return state
-    if config.normalize_observations:
+    if config.normalize_observations and not parts.shared:
         vector = parts.critic_reader.features(rollout.critic_obs).vector
         merged = statistics.merge(state.critic_obs_statistics, vector, values.weight)
         state = state._replace(critic_obs_statistics=merged)
     if config.value_normalization != "none":
         merged = statistics.merge(state.value_statistics, values.target, values.weight)
         if config.value_normalization == "popart":
-            state = _preserve_values(state, merged)
+            state = _preserve_values(parts, state, merged)
         state = state._replace(value_statistics=merged)
     return state
 
 
-def _preserve_values(state: State, merged: RunningStatistics) -> State:
+def _preserve_values(parts: Parts, state: State, merged: RunningStatistics) -> State:
     """A critic whose values under `merged` are what they were (arXiv:1602.07714, proposition 1).
 
     Adam's moments stay: were they rescaled too, both would be, and their quotient is the step.
     """
     change = statistics.change_of_units(state.value_statistics, merged)
-    params = networks.rescale_outputs(state.critic.params, *change)
+    params = networks.rescale_outputs(critic_params(parts, state), *change)
+    if parts.shared:
+        params = state.actor.params | {"network": params}
+        return state._replace(actor=state.actor._replace(params=params))
     return state._replace(critic=state.critic._replace(params=params))
 
 

@@ -3,10 +3,9 @@
 PATH is a checkout of JaxMARL's repository: its scripts are not in its wheel. They run in a virtual
 environment of their own with the settings of `ippo_rnn_smax.yaml`, but the map, the number of
 environments and of steps; its call-back to a logger is taken out. The same sizes here: parameters
-shared by the three agents, 128 units before a GRU of 128, whole rollouts of 128 steps as sequences,
-4 epochs of 4 minibatches. Two differences stand against this library: its actor and its critic have
-a GRU each where JaxMARL's have one together, and values at an episode's end are computed from what
-was really seen there. One stands for it: JaxMARL has a layer more after the GRU.
+shared by the three agents, 128 units before one GRU of 128 for actor and critic, 4 epochs of 4
+minibatches, by default of whole rollouts of 128 steps. JaxMARL has one more layer of 128 units in
+each head; values at an episode's end are computed here from what was really seen there.
 """
 
 import argparse
@@ -83,6 +82,7 @@ def ours(options: argparse.Namespace) -> None:
         core_size=128,
         hidden_sizes=(128,),
         activation="relu",
+        shared_network=True,
         sequence_length=options.sequence_length,
         learning_rate=4e-3,
         learning_rate_schedule="linear",

@@ -136,6 +136,12 @@ def check_learners(spec: TeamSpec, resolved: Sequence[Resolved]) -> None:
                 f"{', '.join(agent.critic)} does not apply to it; leave critic at 'self', or use "
                 "a learner with a critic, such as ppo or sac"
             )
+        if agent.critic != ("self",) and getattr(agent.config, "shared_network", False):
+            raise UsageError(
+                f"critic = {', '.join(agent.critic)} of {spec.agents[group.positions[0]].name} is "
+                "not what its actor reads, and with shared_network = True they are one network; "
+                "leave critic at 'self', or shared_network off"
+            )
 
 
 def _check_ready(learner: Learner, hparams: Any) -> None:

@@ -36,6 +36,10 @@ TEAMS = {
         SHIFT,
         {"critic": "all", "reward_teams": "all", "sharing": "group", "core": "lstm"},
     ),
+    "one network": (
+        SHIFT,
+        {"shared_network": True, "sharing": "group", "reward_teams": "all", "sequence_length": 1},
+    ),
     "a mix": (SHIFT, {"overrides": {"cid": {"core": "none"}}}),
 }
 
@@ -67,14 +71,16 @@ def test_whoever_learns_is_who_acted(run):
 def test_memories_have_a_place_for_every_environment(run):
     team, _, state, _ = run
     for index, group in enumerate(team.lifted.groups):
-        of_actors, of_critics = state.carry.memory[index], state.critic_memory[index]
-        if group.learner.critic_memory is None:
-            assert of_actors == () and of_critics == ()
-            continue
+        of_actors = state.carry.memory[index]
+        of_critics = state.critic_memory[index] if state.critic_memory else ()
+        config = team.spec.agents[group.positions[0]].config
         num_sets, num_members = group.shape
         batch = 4 if group.joint else 4 * num_members
-        assert {x.shape for x in jax.tree.leaves(of_actors)} == {(num_sets, num_members, 4, 5)}
-        assert {x.shape for x in jax.tree.leaves(of_critics)} == {(num_sets, batch, 5)}
+        shapes = [{x.shape for x in jax.tree.leaves(memory)} for memory in (of_actors, of_critics)]
+        has_core = config.core != "none"
+        assert shapes[0] == ({(num_sets, num_members, 4, 5)} if has_core else set())
+        own = has_core and not config.shared_network
+        assert shapes[1] == ({(num_sets, batch, 5)} if own else set())
         assert all(np.any(x != 0) for x in jax.tree.leaves((of_actors, of_critics)))
 
 
@@ -113,7 +119,7 @@ def test_the_critics_memory_goes_on_where_the_rollout_before_ended(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["joint critic, shared", pytest.param("own", marks=pytest.mark.slow)]
+    "name", ["joint critic, shared", "one network", pytest.param("own", marks=pytest.mark.slow)]
 )
 def test_vmapped_groups_equal_the_same_team_as_a_loop(name):
     team, looped = (of(name, vectorise=v, **SMOOTH) for v in (True, False))

@@ -129,6 +129,13 @@ def test_memory(core, learner):
         assert np.all(returns["agent_0"] >= 0.95)
 
 
+def test_memory_in_one_network():
+    env, memory = marl.make("toy/probe_memory"), {"core_size": 16, **MEMORIES["gru"]}
+    own = COMMON | {"entropy_coef": 0.0, "shared_network": True, "core": "gru"}
+    _, returns = learned(marl.team(env, "ppo", **(own | memory)), 150)
+    assert np.all(returns["agent_0"] >= 0.95)
+
+
 def test_cooperative_matrix_game():
     _, _, returns = learn(marl.make("toy/cooperative"), 60)
     for found in returns.values():

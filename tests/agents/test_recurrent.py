@@ -125,9 +125,9 @@ def test_gradients_flow_through_time(trained):
     def last_output(vector):
         steps = actor_critic.actor_steps(parts, rollout)
         features = actor_critic.actor_features(parts, trained.state, rollout.obs)
-        return actor_critic.policy_outputs(parts, params, features._replace(vector=vector), steps)[
-            0
-        ][-1].sum()
+        features = features._replace(vector=vector)
+        (outputs, _), _ = actor_critic.policy_outputs(parts, params, features, steps)
+        return outputs[-1].sum()
 
     grad = np.asarray(jax.grad(last_output)(rollout.obs))
     reaches = np.any(grad != 0, -1)
