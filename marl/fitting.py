@@ -25,8 +25,8 @@ def with_mixer(env: Any, spec: TeamSpec, resolved: Sequence[Resolved]) -> TeamSp
     valued = {p for group in built if learning.has_values(group) for p in group.positions}
     if all(len(members) == 1 for members in teams.members):
         raise UsageError(
-            f"mixer = {spec.mixer!r} mixes the values of a reward team, and every agent is alone "
-            "in its team; give reward_teams, as in reward_teams = 'all'"
+            f"mixer = {spec.mixer!r} mixes the values of a reward team, and "
+            + teams.why_alone([agent.name for agent in spec.agents], "mixer at 'none'")
         )
     for index, members in enumerate(teams.members):
         if len(members) > 1:
@@ -181,12 +181,17 @@ def check_critic_sets(
 
 def check_update_order(spec: TeamSpec) -> None:
     """Raise UsageError where nobody could learn in turn."""
-    if spec.update_order == "sequential" and not sequential.which(spec, lift(spec).groups):
-        raise UsageError(
-            "update_order = 'sequential' lets the agents of a reward team learn one after another, "
-            "and no team has two with policies of their own that learn from rollouts (ppo, a2c); "
-            "give reward_teams, as in reward_teams = 'all', and actors that not all of it share"
-        )
+    if spec.update_order != "sequential" or sequential.which(spec, lift(spec).groups):
+        return
+    does = "update_order = 'sequential' lets the agents of a reward team learn one after another"
+    if all(len(members) == 1 for members in spec.reward_teams.members):
+        names = [agent.name for agent in spec.agents]
+        why = spec.reward_teams.why_alone(names, "update_order at 'simultaneous'")
+        raise UsageError(f"{does}, and {why}")
+    raise UsageError(
+        f"{does}, and no team has two with policies of their own that learn from rollouts; "
+        "use ppo or a2c in one, and actors that not all of it share"
+    )
 
 
 def check_terms(

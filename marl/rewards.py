@@ -31,6 +31,22 @@ class RewardTeams(NamedTuple):
             return len(self.members[team]) > 1
         return self.death == "continue"
 
+    def why_alone(self, agents: Sequence[str], leave: str) -> str:
+        """Why no team has two agents, and what to do: `leave` what wants that."""
+        if len(agents) == 1:
+            return f"this environment has one agent, {agents[0]}; leave {leave}"
+        found = zip(self.names, self.members, strict=True)
+        given = [f"{name}: {agents[own[0]]}" for name, own in found if name not in agents]
+        if given:
+            return (
+                f"each of reward_teams has one agent ({', '.join(given)}); give one of them two, "
+                f"or leave {leave}"
+            )
+        return (
+            "every agent is alone in its team; give reward_teams, as in reward_teams = 'all', "
+            f"or leave {leave}"
+        )
+
 
 class Terms(NamedTuple):
     """What is learned from beside the rewards as they are; static."""

@@ -31,10 +31,10 @@ def check(spec: "TeamSpec", resolved: Sequence[Resolved], reward_teams: Any) -> 
     _check_reward_scale(spec, resolved)
     alone = all(len(members) == 1 for members in spec.reward_teams.members)
     if spec.reward_teams.pooling != "mean" and alone and reward_teams != "all":
+        names = [agent.name for agent in spec.agents]
         raise UsageError(
             f"reward_pooling = {spec.reward_teams.pooling!r} pools the rewards of a reward team, "
-            "and every agent is alone in its team; give reward_teams, as in reward_teams = 'all', "
-            "or leave reward_pooling at 'mean'"
+            "and " + spec.reward_teams.why_alone(names, "reward_pooling at 'mean'")
         )
     shared = any(len(members) > 1 for members in (*spec.sharing_sets, *spec.critic_sets))
     words = {"group", "reward_team"}  # whom they find is up to the environment
