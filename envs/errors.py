@@ -1,7 +1,10 @@
 """Errors that a user can mend: what was given, what was expected, what to do."""
 
 import difflib
+import inspect
+import sys
 from collections.abc import Iterable
+from types import ModuleType
 
 
 class UsageError(ValueError):
@@ -23,3 +26,18 @@ def nearest(name: str, choices: Iterable[str], limit: int = 8) -> str:
     hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
     shown = ", ".join(known[:limit]) + (", ..." if len(known) > limit else "")
     return f"{hint}choose from {shown}" if known else "there is nothing to choose from"
+
+
+def defined_in(module: ModuleType) -> list[str]:
+    """Public names that are a module's own: its `__all__`, or what it does not import."""
+    if hasattr(module, "__all__"):
+        return list(module.__all__)
+
+    def imported(name: str, value: object) -> bool:
+        home = sys.modules.get(getattr(value, "__module__", None) or "")
+        if home is None or home is module:
+            return inspect.ismodule(value)
+        return getattr(home, getattr(value, "__name__", name), None) is value
+
+    names = vars(module).items()
+    return [name for name, x in names if not name.startswith("_") and not imported(name, x)]
