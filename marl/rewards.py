@@ -131,14 +131,18 @@ def bind_shaped(options: Mapping[str, Any]) -> RewardHparams:
     return RewardHparams(shaped_weight=float(weight), shaped_steps=float(steps))
 
 
+def shaped_weight(hparams: RewardHparams, env_steps: jax.Array) -> jax.Array:
+    """[]: what shaped rewards are multiplied by at `env_steps` []; it falls linearly."""
+    return schedule(
+        "linear", hparams.shaped_weight, jnp.float32(0), hparams.shaped_steps, env_steps
+    )
+
+
 def with_shaped(
     reward: jax.Array, shaped: jax.Array, hparams: RewardHparams, env_steps: jax.Array
 ) -> jax.Array:
-    """Rewards [T, A, B] and shaped ones, at the weight of `env_steps` [], which falls linearly."""
-    weight = schedule(
-        "linear", hparams.shaped_weight, jnp.float32(0), hparams.shaped_steps, env_steps
-    )
-    return reward + weight * shaped
+    """Rewards [T, A, B] and shaped ones, at the weight of `env_steps` []."""
+    return reward + shaped_weight(hparams, env_steps) * shaped
 
 
 def pool(teams: RewardTeams, reward: jax.Array, active: jax.Array) -> jax.Array:
