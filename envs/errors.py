@@ -22,7 +22,7 @@ class NotFinite(RuntimeError):  # noqa: N818  (the name that users read)
 def nearest(name: str, choices: Iterable[str], limit: int = 8) -> str:
     """A clause that names the closest valid choices: `did you mean 'ippo'? choose from ...`."""
     known = [str(choice) for choice in choices]
-    close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
     shown = ", ".join(known[:limit]) + (", ..." if len(known) > limit else "")
     return f"{hint}choose from {shown}" if known else "there is nothing to choose from"

@@ -229,13 +229,22 @@ def _check_shaped_reward(env: Any, options: Any) -> None:
     given = found if isinstance(found, Mapping) else {}
     shapes = {agent: getattr(x, "shape", None) for agent, x in given.items()}
     if shapes != dict.fromkeys(env.agents, ()):
-        problem = f"has it as {found}" if found is not None else "has none"
+        problem = f"has it as {_shapes(found)}" if found is not None else "has none"
         raise UsageError(
             f"shaped_reward = {dict(options)} adds info['shaped_reward'] of the environment, a "
             f"number per agent, to its rewards, and this environment {problem}; "
             "jaxmarl/overcooked and jaxmarl/overcooked_v2 have it. Leave shaped_reward away "
             "(shaped_reward.steps = 0), or let the environment give it"
         )
+
+
+def _shapes(tree: Any) -> str:
+    """Names and shapes of arrays, as in `ann: float32[2], bob: float32[]`."""
+    if isinstance(tree, Mapping):
+        return ", ".join(f"{name}: {_shapes(x)}" for name, x in tree.items()) or "{}"
+    if isinstance(tree, list | tuple):
+        return f"[{', '.join(map(_shapes, tree))}]"
+    return f"{tree.dtype}[{', '.join(map(str, tree.shape))}]"
 
 
 def with_final_extras(env: Any, spec: TeamSpec) -> Any:
