@@ -22,10 +22,18 @@ class NotFinite(RuntimeError):  # noqa: N818  (the name that users read)
 def nearest(name: str, choices: Iterable[str], limit: int = 8) -> str:
     """A clause that names the closest valid choices: `did you mean 'ippo'? choose from ...`."""
     known = [str(choice) for choice in choices]
-    close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.6)
+    close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.6) or [
+        other for other in known if _one_letter_apart(str(name), other)
+    ]
     hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
     shown = ", ".join(known[:limit]) + (", ..." if len(known) > limit else "")
     return f"{hint}choose from {shown}" if known else "there is nothing to choose from"
+
+
+def _one_letter_apart(one: str, other: str) -> bool:
+    """Whether names of one length differ in one letter: of two, that is only half alike."""
+    differ = sum(a != b for a, b in zip(one, other, strict=False))
+    return len(one) == len(other) > 1 and differ == 1
 
 
 def defined_in(module: ModuleType) -> list[str]:

@@ -66,6 +66,10 @@ BOUNDS = {"gamma": (0.0, 1.0)}
             lambda: one_of("core", "rnn", ("none", "gru", "lstm")),
             "core = 'rnn' is not known; choose from none, gru, lstm",
         ),
+        (
+            lambda: one_of("scenario", "3n", ("8m", "3m")),
+            "scenario = '3n' is not known; did you mean '3m'? choose from 8m, 3m",
+        ),
         (lambda: hparams_in_range(Floats(rate="1"), BOUNDS), "rate = '1' is a str; give a number"),
         (
             lambda: hparams_in_range(Floats(rate=None), BOUNDS),
