@@ -225,7 +225,7 @@ def _terms(
     """What this update's rewards were made with, beside what does not change."""
     found = {}
     if spec.terms.shaped:
-        found["shaped_weight"] = rewards.shaped_weight(hparams[-1], env_steps)
+        found["shaped_weight"] = rewards.shaped_weight(rewards.of_team(hparams), env_steps)
     if spec.terms.normalised:
         found["return_std"] = reward_scaling.reported(spec, lift(spec).groups, returns, hparams)
     return found

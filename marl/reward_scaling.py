@@ -20,7 +20,6 @@ from marl import experience, groups, rewards
 from marl.agents import statistics
 from marl.agents.statistics import RunningStatistics
 from marl.experience import RewardFactor, TeamRollout
-from marl.rewards import RewardHparams
 
 if TYPE_CHECKING:
     from marl.dispatch import TeamSpec
@@ -51,7 +50,7 @@ def after(
     """The returns with a rollout, and what is made of its rewards, [A]; None where they stay."""
     if not (spec.terms.scaled or spec.terms.normalised):
         return returns, None
-    own: RewardHparams = hparams[-1]
+    own = rewards.of_team(hparams)
     if not spec.terms.normalised:
         return returns, RewardFactor(own.scale, jnp.full_like(own.scale, jnp.inf))
     gammas = _gammas(spec, built, hparams)

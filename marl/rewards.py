@@ -131,6 +131,13 @@ def bind_shaped(options: Mapping[str, Any]) -> RewardHparams:
     return RewardHparams(shaped_weight=float(weight), shaped_steps=float(steps))
 
 
+def of_team(hparams: Sequence[Any]) -> RewardHparams:
+    """The entry after the groups' hparams, in a team with `Terms` that are on."""
+    found = hparams[-1]
+    assert isinstance(found, RewardHparams), "a team without terms has none"
+    return found
+
+
 def shaped_weight(hparams: RewardHparams, env_steps: jax.Array) -> jax.Array:
     """[]: what shaped rewards are multiplied by at `env_steps` []; it falls linearly."""
     return schedule(

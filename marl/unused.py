@@ -7,7 +7,6 @@ it on: a file may give a memory's size, and a line after it `core=none`.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from marl.agents.fixed import Fixed
 from marl.binding import ALGORITHMS
 from marl.envs.errors import UsageError
 from marl.sharing import Resolved
@@ -81,6 +80,8 @@ def _check_reward_scale(spec: "TeamSpec", resolved: Sequence[Resolved]) -> None:
 
 
 def _learns(algorithm: Any) -> bool:
+    from marl.agents.fixed import Fixed  # which takes its time to import
+
     return not (
         isinstance(algorithm, Fixed) or getattr(algorithm, "__name__", None) == ALGORITHMS["frozen"]
     )
