@@ -117,9 +117,3 @@ def test_agent_ids_need_somebody_who_shares():
 def test_a_set_of_nobody_is_refused(partition):
     message = refused(MIXED, **{partition: {"nobody": []}})
     assert message.startswith(f"{partition}.nobody = [] names no agents; give some of scout_0")
-
-
-def test_checkpoints_leave_a_buffer_out_only_where_there_is_one():
-    options = {"num_envs": 2, "rollout_length": 4, "progress": False, "checkpoint_replay": False}
-    with pytest.raises(UsageError, match="no learner of this team has one; leave it at True"):
-        marl.train(GAME, marl.team(GAME, "ppo"), 8, **options)
