@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 import marl
-from marl import config, experiment, unused
+from marl import binding, config, experiment, unused
 from marl.agents import registry
 from marl.binding import resolve_algorithm
 from marl.envs.errors import UsageError
@@ -57,6 +57,8 @@ def test_an_option_with_its_switch_is_not_refused_where_one_agent_uses_it():
     marl.team(GAME, "ppo", core="gru", core_size=8, overrides={"row": {"core": "none"}})
     message = refused(overrides={"row": {"core": "gru"}, "column": {"core_size": 8}})
     assert message.startswith("overrides.column: core_size = 8")
+    message = refused(core="gru", overrides={"row": {"learner": "dqn", "core_size": 8}})
+    assert message.startswith("overrides.row: core_size = 8"), "another learner, another core"
     # nor where whoever had it got another learner
     marl.team(GAME, "ppo", core="gru", core_size=8, overrides={"*": {"learner": "dqn"}})
 
@@ -92,6 +94,8 @@ def test_the_reward_of_who_does_not_learn_is_not_scaled():
     assert refused(overrides=overrides).startswith("overrides.row: reward_scale = 0.5")
     marl.team(GAME, "ppo", reward_scale=2.0, overrides={"row": {"learner": "random"}})
     marl.team(GAME, "random", reward_scale=1.0)
+    learning = {name for name in binding.ALGORITHMS if unused._learns(resolve_algorithm(name))}
+    assert set(binding.ALGORITHMS) - learning == {"random", "noop", "frozen"}
 
 
 def test_pooling_needs_reward_teams():
@@ -109,8 +113,9 @@ def test_agent_ids_need_somebody_who_shares():
         )
     marl.team(GAME, "ppo", agent_ids=False, sharing="group")
     marl.team(ALONE, "ppo", agent_ids=False, sharing="group")  # what the environment has to share
-    critics = {"actor": "none", "critic": "reward_team"}
-    marl.team(GAME, "ppo", agent_ids=False, sharing=critics, reward_teams="all", critic="all")
+    for critics in ("reward_team", {"ours": ["row", "column"]}):
+        sharing = {"actor": "none", "critic": critics}
+        marl.team(GAME, "ppo", agent_ids=False, sharing=sharing, reward_teams="all", critic="all")
 
 
 @pytest.mark.parametrize("partition", ["reward_teams", "sharing"])
