@@ -5,7 +5,7 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
-from marl.envs.errors import UsageError, nearest
+from marl.envs.errors import UsageError, defined_in, nearest
 
 # name -> "module", or "module:attribute", of what has Config, Hparams and make
 ALGORITHMS = {
@@ -56,9 +56,8 @@ def _module(module: str, name: str) -> Any:
 def _attribute(module: Any, attribute: str, name: str) -> Any:
     found = vars(module)
     if attribute not in found:
-        public = [known for known in found if not known.startswith("_")]
         raise UsageError(
             f"learner {name!r}: module {module.__name__!r} has no {attribute!r}; "
-            f"{nearest(attribute, public)}"
+            f"{nearest(attribute, defined_in(module))}"
         )
     return found[attribute]

@@ -50,6 +50,9 @@ def in_single_precision(name: str, value: float) -> None:
         )
 
 
+_FINITE = ("learning_rate", "learning_rate_end")  # infinity is not "off" here
+
+
 def hparams_in_range(hparams: Any, bounds: Mapping[str, tuple[float, float]]) -> None:
     """Every float must lie in its (lowest, highest) of `bounds`; others must be >= 0."""
     for name, value in hparams._asdict().items():
@@ -58,4 +61,6 @@ def hparams_in_range(hparams: Any, bounds: Mapping[str, tuple[float, float]]) ->
             raise UsageError(f"{name} = {value!r} is a {type(value).__name__}; give a number")
         if not low <= float(value) <= high:
             raise UsageError(f"{name} = {value} is out of range; give a number in [{low}, {high}]")
+        if name in _FINITE and math.isinf(float(value)):
+            raise UsageError(f"{name} = {value} is out of range; give a finite number, as in 3e-4")
         in_single_precision(name, float(value))

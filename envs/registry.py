@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from marl.envs.errors import UsageError, nearest
+from marl.envs.errors import UsageError, defined_in, nearest
 from marl.envs.interface import AutoReset
 from marl.envs.naming import by_name
 from marl.envs.validation import check_hash, missing_members, validate
@@ -87,7 +87,10 @@ def listing(suite: str) -> list[Entry]:
 
 def _suite(name: str) -> ModuleType:
     if name not in SUITES:
-        raise UsageError(f"no suite {name!r} of environments: {nearest(name, SUITES)}")
+        raise UsageError(
+            f"no suite {name!r} of environments: {nearest(name, SUITES)}; one of your own is in no "
+            "suite, and goes by my_package.my_module:make_env"
+        )
     return importlib.import_module(SUITES[name])
 
 
@@ -124,10 +127,10 @@ def _factory(id: str) -> Callable[..., Any]:
             "runs in?"
         ) from None
     if not hasattr(module, attribute):
-        public = [name for name in vars(module) if not name.startswith("_")]
+        own = [name for name in defined_in(module) if callable(getattr(module, name, None))]
         raise UsageError(
             f"environment {id!r}: module {module_name!r} has no {attribute!r}: "
-            f"{nearest(attribute, public)}"
+            f"{nearest(attribute, own)}"
         )
     factory = getattr(module, attribute)
     if not callable(factory):

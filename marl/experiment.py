@@ -47,9 +47,12 @@ def training_arguments(config: Config) -> dict[str, Any]:
 
 def describe(config: Config) -> str:
     """The environment, the team and the length of training, before anything compiles."""
+    from marl.settings import Settings
+
     env, team = build(config)
-    training = config.training
-    team.check((training.rollout_length, training.num_envs))
+    training, arguments = config.training, training_arguments(config)
+    del arguments["config"]
+    Settings.of(**arguments).check(team)
     update = training.num_envs * training.rollout_length
     updates = -(-training.total_steps // update)
     lines = [

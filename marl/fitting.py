@@ -25,8 +25,8 @@ def with_mixer(env: Any, spec: TeamSpec, resolved: Sequence[Resolved]) -> TeamSp
     valued = {p for group in built if learning.has_values(group) for p in group.positions}
     if all(len(members) == 1 for members in teams.members):
         raise UsageError(
-            f"mixer = {spec.mixer!r} mixes the values of a reward team, and every agent is alone "
-            "in its team; give reward_teams, as in reward_teams = 'all'"
+            f"mixer = {spec.mixer!r} mixes the values of a reward team, and "
+            + teams.why_alone([agent.name for agent in spec.agents], "mixer at 'none'")
         )
     for index, members in enumerate(teams.members):
         if len(members) > 1:
@@ -187,12 +187,17 @@ def check_critic_sets(
 
 def check_update_order(spec: TeamSpec) -> None:
     """Raise UsageError where nobody could learn in turn."""
-    if spec.update_order == "sequential" and not sequential.which(spec, lift(spec).groups):
-        raise UsageError(
-            "update_order = 'sequential' lets the agents of a reward team learn one after another, "
-            "and no team has two with policies of their own that learn from rollouts (ppo, a2c); "
-            "give reward_teams, as in reward_teams = 'all', and actors that not all of it share"
-        )
+    if spec.update_order != "sequential" or sequential.which(spec, lift(spec).groups):
+        return
+    does = "update_order = 'sequential' lets the agents of a reward team learn one after another"
+    if all(len(members) == 1 for members in spec.reward_teams.members):
+        names = [agent.name for agent in spec.agents]
+        why = spec.reward_teams.why_alone(names, "update_order at 'simultaneous'")
+        raise UsageError(f"{does}, and {why}")
+    raise UsageError(
+        f"{does}, and no team has two with policies of their own that learn from rollouts; "
+        "use ppo or a2c in one, and actors that not all of it share"
+    )
 
 
 def check_terms(
@@ -230,13 +235,22 @@ def _check_shaped_reward(env: Any, options: Any) -> None:
     given = found if isinstance(found, Mapping) else {}
     shapes = {agent: getattr(x, "shape", None) for agent, x in given.items()}
     if shapes != dict.fromkeys(env.agents, ()):
-        problem = f"has it as {found}" if found is not None else "has none"
+        problem = f"has it as {_shapes(found)}" if found is not None else "has none"
         raise UsageError(
             f"shaped_reward = {dict(options)} adds info['shaped_reward'] of the environment, a "
             f"number per agent, to its rewards, and this environment {problem}; "
             "jaxmarl/overcooked and jaxmarl/overcooked_v2 have it. Leave shaped_reward away "
             "(shaped_reward.steps = 0), or let the environment give it"
         )
+
+
+def _shapes(tree: Any) -> str:
+    """Names and shapes of arrays, as in `ann: float32[2], bob: float32[]`."""
+    if isinstance(tree, Mapping):
+        return ", ".join(f"{name}: {_shapes(x)}" for name, x in tree.items()) or "{}"
+    if isinstance(tree, list | tuple):
+        return f"[{', '.join(map(_shapes, tree))}]"
+    return f"{tree.dtype}[{', '.join(map(str, tree.shape))}]"
 
 
 def with_final_extras(env: Any, spec: TeamSpec) -> Any:

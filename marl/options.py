@@ -6,6 +6,7 @@ Nothing here knows YAML or OmegaConf; keys are named as the user wrote them.
 import copy
 import dataclasses
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -46,13 +47,15 @@ def coerce(key: str, value: Any, kind: Any) -> Any:
 
 
 def _number(key: str, value: Any, kind: type) -> Any:
-    if kind is float and value in ("inf", "-inf"):
-        return float(value)
+    if isinstance(value, str) and value.lower().lstrip("+-") in ("inf", "nan"):
+        value = float(value)  # YAML's own spelling has a dot before it
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UsageError(f"{key}={shown(value)}: expected {KINDS[kind]}{_hint(value)}")
+    if math.isnan(value) or (kind is int and math.isinf(value)):
+        raise UsageError(f"{key}={shown(value)}: expected {KINDS[kind]}, and {value} is none")
     if kind is float:
         return value
-    if value != value or value in (float("inf"), -float("inf")) or int(value) != value:
+    if int(value) != value:
         raise UsageError(f"{key}={shown(value)}: expected a whole number")
     return int(value)
 

@@ -40,6 +40,11 @@ def partition(
         )
     owner: dict[str, str] = {}
     for name, patterns in sets.items():
+        if not patterns:
+            raise UsageError(
+                f"{where}.{name} = {patterns!r} names no agents; give some of "
+                f"{', '.join(agents)}, or leave {name} away"
+            )
         words = [patterns] if isinstance(patterns, str) else patterns
         for word in words:
             for agent in matching_some(word, agents, f"{where}.{name}: agents"):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from marl import learning, replay, reward_scaling, rollout, xla
+from marl import learning, replay, reward_scaling, rewards, rollout, xla
 from marl.dispatch import TeamSpec, lift
 from marl.envs.vector import VectorEnv
 from marl.episodes import Episodes
@@ -40,6 +40,7 @@ class Metrics(NamedTuple):
     episodes: Episodes
     faults: Faults  # what was not finite in its rollout
     finite: Any  # per group, [S] bool: whether the update was finite
+    rewards: Any  # a dict, of `Terms` that are on: shaped_weight [], return_std [teams]
 
 
 class ProgramSpec(NamedTuple):
@@ -214,7 +215,20 @@ def train_step(spec: ProgramSpec, number: jax.Array, state: RunState) -> tuple[R
     memory = learning.next_critic_memories(spec.team, built, team[:num_groups], experience)
     number = state.update + 1
     state = RunState(state.key, number, team, state.hparams, carry, rows, mixers, memory, returns)
-    return state, Metrics(learned.metrics, episodes, faults, finite)
+    terms = _terms(spec.team, returns, experience.env_steps, state.hparams)
+    return state, Metrics(learned.metrics, episodes, faults, finite, terms)
+
+
+def _terms(
+    spec: TeamSpec, returns: Any, env_steps: jax.Array, hparams: tuple[Any, ...]
+) -> dict[str, jax.Array]:
+    """What this update's rewards were made with, beside what does not change."""
+    found = {}
+    if spec.terms.shaped:
+        found["shaped_weight"] = rewards.shaped_weight(rewards.of_team(hparams), env_steps)
+    if spec.terms.normalised:
+        found["return_std"] = reward_scaling.reported(spec, lift(spec).groups, returns, hparams)
+    return found
 
 
 def _finite_sets(tree: Any) -> jax.Array:

@@ -33,6 +33,7 @@ def training_row(team: Team, metrics: Metrics, env_steps: int, seconds: float) -
                     continue
                 for position in members:
                     row[f"{name}/{team.agents[position]}"] = _plain(value)
+    row |= _rewards(team, metrics.rewards)
     return row | {"time/seconds": round(seconds, 3)}
 
 
@@ -52,6 +53,19 @@ def _episodes(team: Team, episodes: Any) -> dict[str, Any]:
             row[f"team_return/{name}"] = _plain(sums.team_returns[..., index] / count)
     if jax.tree.leaves(sums.success):
         row["success"] = _plain(sums.success / count)
+    return row
+
+
+def _rewards(team: Team, found: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """What rewards were learned with: [updates, ...], with a column per reward team for some."""
+    row = {}
+    if "shaped_weight" in found:
+        row["shaped_weight"] = _plain(found["shaped_weight"].mean(0))
+    if "return_std" in found:
+        mean = _finite_mean(found["return_std"])
+        for index, name in enumerate(team.spec.reward_teams.names):
+            if not np.isnan(mean[..., index]).all():
+                row[f"return_std/{name}"] = _plain(mean[..., index])
     return row
 
 

@@ -20,7 +20,6 @@ from marl import experience, groups, rewards
 from marl.agents import statistics
 from marl.agents.statistics import RunningStatistics
 from marl.experience import RewardFactor, TeamRollout
-from marl.rewards import RewardHparams
 
 if TYPE_CHECKING:
     from marl.dispatch import TeamSpec
@@ -51,17 +50,27 @@ def after(
     """The returns with a rollout, and what is made of its rewards, [A]; None where they stay."""
     if not (spec.terms.scaled or spec.terms.normalised):
         return returns, None
-    own: RewardHparams = hparams[-1]
+    own = rewards.of_team(hparams)
     if not spec.terms.normalised:
         return returns, RewardFactor(own.scale, jnp.full_like(own.scale, jnp.inf))
-    gammas = [_gamma(built, hparams, members) for members in spec.reward_teams.members]
+    gammas = _gammas(spec, built, hparams)
     returns = _merged(spec, returns, rollout, jnp.stack([0.0 if g is None else g for g in gammas]))
-    # of a team in which nobody has a gamma, rewards stay
-    divided = np.asarray([gamma is not None for gamma in gammas]) & varies(returns.statistics)
+    divided = _divided(gammas, returns)
     factor = jnp.where(divided, 1 / deviation(returns.statistics), 1.0)
     limit = jnp.where(divided, LIMIT, jnp.inf)
     team_of = np.asarray(_team_of(spec))
     return returns, RewardFactor(own.scale * factor[team_of], own.scale * limit[team_of])
+
+
+def reported(spec: "TeamSpec", built: Any, returns: Returns, hparams: tuple[Any, ...]) -> jax.Array:
+    """[R]: the deviation that a team's rewards are divided by; NaN where they stay."""
+    divided = _divided(_gammas(spec, built, hparams), returns)
+    return jnp.where(divided, deviation(returns.statistics), jnp.nan)
+
+
+def _divided(gammas: list[Any], returns: Returns) -> jax.Array:
+    """[R] bool: where nobody in a team has a gamma, or its returns do not vary, rewards stay."""
+    return jnp.asarray([gamma is not None for gamma in gammas]) & varies(returns.statistics)
 
 
 def varies(seen: RunningStatistics) -> jax.Array:
@@ -98,6 +107,11 @@ def _merged(spec: "TeamSpec", returns: Returns, rollout: TeamRollout, gamma: jax
     running, seen = jax.lax.scan(step, returns.running, (pooled, jnp.stack(ends, 1)))
     by_team = (jnp.moveaxis(x, 1, 0) for x in (seen, counts.astype(jnp.float32)))
     return Returns(running, jax.vmap(statistics.merge)(returns.statistics, *by_team))
+
+
+def _gammas(spec: "TeamSpec", built: Any, hparams: tuple[Any, ...]) -> list[jax.Array | None]:
+    """Per reward team."""
+    return [_gamma(built, hparams, members) for members in spec.reward_teams.members]
 
 
 def _gamma(built: Any, hparams: tuple[Any, ...], members: tuple[int, ...]) -> jax.Array | None:

@@ -31,6 +31,22 @@ class RewardTeams(NamedTuple):
             return len(self.members[team]) > 1
         return self.death == "continue"
 
+    def why_alone(self, agents: Sequence[str], leave: str) -> str:
+        """Why no team has two agents, and what to do: `leave` what wants that."""
+        if len(agents) == 1:
+            return f"this environment has one agent, {agents[0]}; leave {leave}"
+        found = zip(self.names, self.members, strict=True)
+        given = [f"{name}: {agents[own[0]]}" for name, own in found if name not in agents]
+        if given:
+            return (
+                f"each of reward_teams has one agent ({', '.join(given)}); give one of them two, "
+                f"or leave {leave}"
+            )
+        return (
+            "every agent is alone in its team; give reward_teams, as in reward_teams = 'all', "
+            f"or leave {leave}"
+        )
+
 
 class Terms(NamedTuple):
     """What is learned from beside the rewards as they are; static."""
@@ -115,14 +131,25 @@ def bind_shaped(options: Mapping[str, Any]) -> RewardHparams:
     return RewardHparams(shaped_weight=float(weight), shaped_steps=float(steps))
 
 
+def of_team(hparams: Sequence[Any]) -> RewardHparams:
+    """The entry after the groups' hparams, in a team with `Terms` that are on."""
+    found = hparams[-1]
+    assert isinstance(found, RewardHparams), "a team without terms has none"
+    return found
+
+
+def shaped_weight(hparams: RewardHparams, env_steps: jax.Array) -> jax.Array:
+    """[]: what shaped rewards are multiplied by at `env_steps` []; it falls linearly."""
+    return schedule(
+        "linear", hparams.shaped_weight, jnp.float32(0), hparams.shaped_steps, env_steps
+    )
+
+
 def with_shaped(
     reward: jax.Array, shaped: jax.Array, hparams: RewardHparams, env_steps: jax.Array
 ) -> jax.Array:
-    """Rewards [T, A, B] and shaped ones, at the weight of `env_steps` [], which falls linearly."""
-    weight = schedule(
-        "linear", hparams.shaped_weight, jnp.float32(0), hparams.shaped_steps, env_steps
-    )
-    return reward + weight * shaped
+    """Rewards [T, A, B] and shaped ones, at the weight of `env_steps` []."""
+    return reward + shaped_weight(hparams, env_steps) * shaped
 
 
 def pool(teams: RewardTeams, reward: jax.Array, active: jax.Array) -> jax.Array:

@@ -100,7 +100,8 @@ def collect(
     carry, out = jax.lax.scan(step, carry, keys)
     episode, finished = episodes.after_rollout(spec, carry.episode, out)
     if spec.terms.shaped:
-        learned = rewards.with_shaped(out.reward, out.shaped_reward, hparams[-1], env_steps)
+        own = rewards.of_team(hparams)
+        learned = rewards.with_shaped(out.reward, out.shaped_reward, own, env_steps)
         out = out._replace(reward=learned)
     of_learning = TeamRollout._fields
     fields = {name: value for name, value in out._asdict().items() if name in of_learning}

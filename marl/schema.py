@@ -161,5 +161,6 @@ def check_ranges(config: Config) -> None:
         product = "training.num_envs * training.rollout_length"
         raise UsageError(
             f"training.total_steps={training.total_steps} is less than one update, which takes "
-            f"{product} = {training.num_envs} * {training.rollout_length} = {update} steps"
+            f"{product} = {training.num_envs} * {training.rollout_length} = {update} steps; give "
+            "more steps, or fewer environments or shorter rollouts"
         )

@@ -24,6 +24,7 @@ class Resolved(NamedTuple):
     sharing: str  # "none", "group", or the name of a set
     critic_sharing: str | None = None  # the same or "reward_team"; None: as the actor
     reward_scale: float = 1.0
+    given: Mapping[str, str] = {}  # options that the user gave, with where: "" for the team's
 
 
 class Named(NamedTuple):

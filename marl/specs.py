@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from marl import critics, fitting, groups, learning, patterns
+from marl import critics, fitting, groups, learning, patterns, unused
 from marl import sharing as sharing_of
 from marl.agents.learner import Given, Learner
 from marl.agents.validation import one_of
@@ -217,6 +217,7 @@ def team(
         spec = fitting.with_mixer(env, spec, resolved)
     fitting.check_learners(spec, resolved)
     fitting.check_update_order(spec)
+    unused.check(spec, resolved, reward_teams)
     scale = tuple(float(agent.reward_scale) for agent in resolved)
     reward_hparams = reward_hparams._replace(scale=scale)
     terms = Terms(reward_hparams.shaped_steps > 0, set(scale) != {1.0}, normalize_rewards)
@@ -239,7 +240,7 @@ def _resolve_agent(
     named: tuple[sharing_of.Named, sharing_of.Named],
     overrides: Mapping[str, Mapping[str, Any]],
 ) -> Resolved:
-    agents, options = tuple(env.agents), dict(base)
+    agents, options, given = tuple(env.agents), dict(base), dict.fromkeys(base, "")
     options["sharing"] = dict(zip(sharing_of.PARTS, (n.of(agent) for n in named), strict=True))
     for pattern, changes in overrides.items():
         if not isinstance(changes, Mapping):
@@ -252,6 +253,7 @@ def _resolve_agent(
         if "learner" in changes and changes["learner"] != options["learner"]:
             # another learner starts from its own defaults
             options = {name: options[name] for name in _TEAM_OPTIONS}
+            given = {name: given[name] for name in _TEAM_OPTIONS if name in given}
             changed = resolve_algorithm(changes["learner"])
             if critics.kind(changed) is None:
                 options["critic"] = "self"  # the team's does not apply to it
@@ -265,6 +267,7 @@ def _resolve_agent(
             )
             changes = {**changes, "sharing": before | dict(changes["sharing"])}
         options |= changes
+        given |= dict.fromkeys(changes, f"overrides.{pattern}: ")
     sharing = sharing_of.resolve(options["sharing"], agent, *named)
     algorithm = resolve_algorithm(options["learner"])
     config, hparams = bind_options(
@@ -280,7 +283,7 @@ def _resolve_agent(
         config, hparams = algorithm.bind(env, agent, config, hparams)
     critic = critics.parse(options["critic"], "critic", agents)
     check_scale(options["reward_scale"], agent)
-    return Resolved(algorithm, config, hparams, critic, *sharing, options["reward_scale"])
+    return Resolved(algorithm, config, hparams, critic, *sharing, options["reward_scale"], given)
 
 
 def _spec(

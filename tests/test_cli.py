@@ -76,6 +76,18 @@ print([name for name in ("jax", "haiku", "omegaconf", "jaxmarl", "rich") if name
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
+def test_python_runs_the_package_as_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "marl", "envs", "nowhere"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("marl envs: no suite 'nowhere' of environments: choose from jax")
+    assert "goes by my_package.my_module:make_env" in done.stderr
+
+
 def test_presets_are_listed(capsys):
     assert cli.main(["presets"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -208,6 +220,7 @@ BAD = [
     (["train", "ippo", "--resume", "x"], "leave 'ippo' away"),
     (["train", "--resume", "x", "--out", "y"], "leave --out away"),
     (["train", "--resume", "nowhere"], "there is no run directory nowhere"),
+    (["describe", "ippo", *TINY, "checkpoint.replay=false"], "no learner of this team has one"),
     (["describe", "mapo"], "did you mean 'mappo'"),
     (["describe"], "name a preset"),
     (["envs", "jaxmrl"], "jaxmarl, toy"),

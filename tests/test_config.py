@@ -225,7 +225,11 @@ WRONG = [
     ("training.num_envs=many", "training.num_envs=many: expected a whole number, got str"),
     ("training.num_envs=true", "training.num_envs=true: expected a whole number"),
     ("training.num_envs=null", "got nothing (null)"),
-    ("training.num_envs=.inf", "expected a whole number"),
+    ("training.num_envs=.inf", "num_envs=inf: expected a whole number, and inf is none"),
+    ("training.total_steps=inf", "total_steps=inf: expected a whole number, and inf is none"),
+    ("training.total_steps=NaN", "total_steps=nan: expected a whole number, and nan is none"),
+    ("team.learner.learning_rate=nan", "rate=nan: expected a number, and nan is none"),
+    ("team.learner.learning_rate=.nan", "rate=nan: expected a number, and nan is none"),
     ("team.learner.gamma=high", "team.learner.gamma=high: expected a number"),
     ("team.learner.gamma=[1]", "expected a number, got list"),
     ("team.learner.hidden_sizes=64", "expected a list such as [64, 64]"),
@@ -254,7 +258,7 @@ RANGES = [
     ("evaluation.episodes=0", "evaluation.episodes=0: expected at least 1"),
     ("checkpoint.keep=0", "checkpoint.keep=0: expected at least 1"),
     ("training.log_interval=0", "expected at least 1"),
-    ("training.total_steps=1999", "16 * 125 = 2000 steps"),
+    ("training.total_steps=1999", "16 * 125 = 2000 steps; give more steps, or fewer"),
 ]
 
 

@@ -258,6 +258,10 @@ def test_the_two_step_game_ends_where_the_theory_says(algorithm, mixer, payoff, 
 BAD = {
     "unknown": ({"mixer": "qmx"}, "qmix"),
     "nobody in a team": ({"reward_teams": "none"}, "give reward_teams, as in reward_teams = 'all'"),
+    "one in a team": (
+        {"reward_teams": {"crew": ["ann"]}},
+        r"each of reward_teams has one agent \(crew: ann\); give one of them two",
+    ),
     "ppo in a mixed team": (
         {"overrides": {"big": {"learner": ppo}}},
         "reward team crew; big have none",
@@ -287,6 +291,12 @@ def test_what_cannot_be_mixed_is_refused(name):
     options, message = BAD[name]
     with pytest.raises(UsageError, match=message):
         mixed_team(ENV, dqn, **({"mixer": "vdn"} | options))
+
+
+def test_one_agent_has_nobody_to_be_mixed_with():
+    env = marl.make("toy/probe_memory")
+    with pytest.raises(UsageError, match="has one agent, agent_0; leave mixer at 'none'"):
+        marl.team(env, "dqn", mixer="vdn", reward_teams="all")
 
 
 def test_a_mixer_moves_only_with_a_team_that_is_finite():

@@ -163,12 +163,12 @@ def test_a_first_success_after_long_is_cut_at_ten_deviations(played, sign):
 
 def test_rewards_stay_in_reward_teams_without_gamma(played):
     """And neither are they cut, however they vary; those of others are divided."""
-    overrides = {"bob": {"learner": "random", "reward_scale": 2}}
+    overrides = {"bob": {"learner": "random"}}
     reward = np.zeros((5, 3, NUM_ENVS))
     reward[2] = 50
-    found, _ = learned_after(played, reward, 10_000, overrides=overrides)
+    found, _ = learned_after(played, reward, 10_000, reward_scale=2, overrides=overrides)
     np.testing.assert_array_equal(found[2, 1], 2 * 50)
-    np.testing.assert_array_equal(found[2, 0], 10)
+    np.testing.assert_array_equal(found[2, 0], 2 * 10)
 
 
 def test_replay_samples_are_scaled_when_they_are_drawn():

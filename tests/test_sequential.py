@@ -288,6 +288,11 @@ def test_somebody_must_be_able_to_take_turns():
         marl.team(TRIO, "dqn", **HAPPO)
     with pytest.raises(UsageError, match="actors that not all of it share"):
         marl.team(TRIO, "ppo", **HAPPO, sharing="group")
+    with pytest.raises(UsageError, match=r"each of reward_teams has one agent \(x: a, y: b\)"):
+        teams = {"x": ["a"], "y": ["b"]}
+        marl.team(TRIO, "ppo", update_order="sequential", reward_teams=teams)
+    with pytest.raises(UsageError, match="one agent, agent_0; leave update_order at 'simul"):
+        marl.team(marl.make("toy/probe_memory"), "ppo", **HAPPO)
     with pytest.raises(UsageError, match="choose from simultaneous, sequential"):
         marl.team(TRIO, "ppo", update_order="random")
 

@@ -209,6 +209,29 @@ def test_bad_settings_say_what_to_do(case):
         assert text in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (jnp.zeros(3), "has it as float32[3]; jaxmarl"),
+        ({"ann": jnp.zeros(2), "bob": jnp.int32(1)}, "has it as ann: float32[2], bob: int32[]; "),
+        ([jnp.zeros((2, 3)), jnp.ones(1)], "has it as [float32[2, 3], float32[1]]; "),
+    ],
+)
+def test_what_an_environment_gives_instead_is_shown(given, shown):
+    @delegating(stateful=False)
+    @dataclass(frozen=True)
+    class Otherwise:
+        env: Any = Shift()
+
+        def step(self, key, state, action):
+            timestep, state = self.env.step(key, state, action)
+            return timestep._replace(info={"shaped_reward": given}), state
+
+    with pytest.raises(UsageError) as error:
+        marl.team(AutoReset(Otherwise()), "ppo", shaped_reward={"steps": 1e6})
+    assert shown in str(error.value)
+
+
 def test_settings_on_the_command_line():
     loaded = config.load("ippo", ["team.shaped_reward.steps=2.5e6"])
     assert loaded.team.shaped_reward == {"steps": 2.5e6}

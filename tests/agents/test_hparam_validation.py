@@ -14,6 +14,10 @@ class Floats(NamedTuple):
     gamma: Any = 0.9
 
 
+class Rate(NamedTuple):
+    learning_rate: Any
+
+
 BOUNDS = {"gamma": (0.0, 1.0)}
 
 
@@ -53,6 +57,18 @@ BOUNDS = {"gamma": (0.0, 1.0)}
         (
             lambda: hparams_in_range(Floats(rate=-0.5), {}),
             "rate = -0.5 is out of range; give a number in [0.0, inf]",
+        ),
+        (
+            lambda: hparams_in_range(Rate(math.inf), {}),
+            "learning_rate = inf is out of range; give a finite number, as in 3e-4",
+        ),
+        (
+            lambda: one_of("core", "rnn", ("none", "gru", "lstm")),
+            "core = 'rnn' is not known; choose from none, gru, lstm",
+        ),
+        (
+            lambda: one_of("scenario", "3n", ("8m", "3m")),
+            "scenario = '3n' is not known; did you mean '3m'? choose from 8m, 3m",
         ),
         (lambda: hparams_in_range(Floats(rate="1"), BOUNDS), "rate = '1' is a str; give a number"),
         (

@@ -67,12 +67,16 @@ def test_ones_own_module_is_found_and_its_own_mistakes_stay_visible(tmp_path, mo
     (package / "good.py").write_text("VALUE = 3\nmine = object()\n")
     (tmp_path / "learner_of_a_user.py").write_text("VALUE = 4\n")
     (package / "bad.py").write_text("import no_such_dependency\n")
+    imports = "import jax\nfrom marl.agents.fixed import noop, scripted as made\n"
+    (package / "own.py").write_text(f"{imports}still = made(lambda key, obs, mask: 0)\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert registry.algorithm("package_of_a_user.good").VALUE == 3
     assert registry.algorithm("learner_of_a_user").VALUE == 4
     good = registry.algorithm("package_of_a_user.good")
     assert registry.algorithm("package_of_a_user.good:mine") is good.mine
     assert registry.algorithm("learner_of_a_user:VALUE") == 4
+    with pytest.raises(UsageError, match="has no 'xyz'; choose from still$"):
+        registry.algorithm("package_of_a_user.own:xyz")
     with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
         registry.algorithm("package_of_a_user.bad")
     for name in [name for name in sys.modules if "_of_a_user" in name]:

@@ -112,6 +112,15 @@ def test_factories_that_fail_are_named(factories, id, kwargs, message):
         registry.make(id, **kwargs)
 
 
+def test_only_what_the_module_defines_is_proposed(factories):
+    own = "make_env, make_single, make_unhashable, make_half"
+    with pytest.raises(UsageError, match=f": choose from {own}$"):
+        registry.make(f"{factories}:xyz")
+    sys.modules[factories].__all__ = ["make_single", "AutoReset"]
+    with pytest.raises(UsageError, match=": choose from make_single, AutoReset$"):
+        registry.make(f"{factories}:xyz")
+
+
 def test_a_missing_dependency_of_the_module_is_not_blamed_on_the_id(factories):
     with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
         registry.make("broken_under_test:make_env")
