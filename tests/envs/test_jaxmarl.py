@@ -1,5 +1,7 @@
 """JaxMARL's peculiarities, each met by the adapter; the right values come from JaxMARL itself."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,6 +91,35 @@ def test_telling_ends_the_riddle_and_its_limit_truncates():
         timestep, state = step(KEY, state, noop(env))
         assert timestep.episode_over == (t == 6) == timestep.truncated["agent_1"]
         assert not timestep.terminated["agent_1"]
+
+
+def test_the_best_that_prisoners_can_do():
+    """540 of the 729 orders in which three agents may be called: all have been there in six steps.
+
+    The second one to come turns the light on; the third tells, who finds it on and is new. Nobody
+    can do better, since telling pays only after all have been in the room.
+    """
+    env = registry.make("jaxmarl/switch_riddle", time_limit="terminate").env
+    orders = jnp.array(list(itertools.product(range(3), repeat=6)))
+
+    def play(order):
+        def one(carry, called):
+            state, been, over = carry
+            state = state._replace(env=state.env.replace(agent_in_room=called))
+            lit, new = state.env.bulb_state, ~been[called]
+            action = jnp.where(new & lit, 2, jnp.where(new & jnp.any(been), 1, 0))
+            actions = {agent: action for agent in env.agents}  # that of who is in the room counts
+            timestep, state = env.step(KEY, state, actions)
+            reward = jnp.where(over, 0.0, timestep.reward["agent_0"])
+            return (state, been.at[called].set(True), over | timestep.episode_over), reward
+
+        start = (env.reset(KEY)[1], jnp.zeros(3, bool), jnp.array(False))
+        return jnp.sum(jax.lax.scan(one, start, order)[1])
+
+    returns = jax.jit(jax.vmap(play))(orders)
+    assert set(returns.tolist()) == {0.0, 1.0} and jnp.sum(returns) == 540
+    complete = [len(set(order)) == 3 for order in orders.tolist()]
+    assert complete == (returns == 1).tolist()
 
 
 @pytest.mark.parametrize(
