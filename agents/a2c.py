@@ -1,7 +1,7 @@
 """Advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783), synchronous: one step per rollout.
 
 It is PPO without epochs, minibatches and clipping; with memory, a rollout is one sequence. Adam
-steps where the authors use RMSProp, and actor and critic are two networks.
+steps where the authors use RMSProp, and actor and critic are two networks, unless `shared_network`.
 """
 
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class Config:
         one_of("activation", self.activation, networks.ACTIVATIONS)
         one_of("torso", self.torso, networks.TORSOS)
         one_of("image_encoder", self.image_encoder, networks.IMAGE_ENCODERS)
-        actor_critic.check_shared_network(self)
+        actor_critic.check_config(self)
         sequences.check_config(self)
         one_of("box_policy", self.box_policy, policies.BOX_POLICIES)
         one_of("learning_rate_schedule", self.learning_rate_schedule, schedules.KINDS)
@@ -205,8 +205,9 @@ def _actor_loss(
     entropy = losses.weighted_mean(parts.policy.entropy(*outputs, rollout.action_mask), weight)
     loss = policy_loss - scheduled.entropy_coef * entropy
     metrics = {"policy_loss": policy_loss, "entropy": entropy}
-    if value is None or values is None:
+    if value is None:
         return loss, metrics
+    assert values is not None
     metrics["value_loss"] = _value_loss(parts, value, state, values, hparams)
     return loss + hparams.value_coef * metrics["value_loss"], metrics
 

@@ -63,7 +63,7 @@ class Parts(NamedTuple):
         return self.config.shared_network
 
 
-def check_shared_network(config: Any) -> None:
+def check_config(config: Any) -> None:
     """Raise UsageError where a field is that of a critic with a network of its own."""
     if config.shared_network and config.critic_hidden_sizes:
         raise UsageError(
@@ -265,6 +265,8 @@ class Scheduled(NamedTuple):
 
 
 def scheduled(config: Any, hparams: Any, env_steps: jax.Array) -> Scheduled:
+    """What the schedules say after `env_steps`."""
+
     def at(kind: str, start: jax.Array, end: jax.Array) -> jax.Array:
         return schedules.schedule(kind, start, end, hparams.schedule_steps, env_steps)
 

@@ -2,8 +2,8 @@
 
 An observation (any PyTree) becomes `Features` without parameters, once per rollout: vectors,
 one-hot integers and flattened arrays concatenated into one vector, images kept apart. A network is
-then an encoder per image, a torso over everything, a memory core if there is one, and one linear
-head.
+then an encoder per image, a torso over everything, a memory core if there is one, and linear heads,
+mostly one.
 """
 
 from collections.abc import Callable
@@ -112,9 +112,9 @@ def make_network(spec: NetworkSpec) -> Network:
     """An encoder per image, the torso, and one linear head with orthogonal initialisation.
 
     Dueling networks (Wang et al. 2016, arXiv:1511.06581, equation 9) have two heads, the last
-    hidden layer of each its own.
+    hidden layer of each its own. With `value_head` there are two that read the same.
     """
-
+    assert not (spec.dueling and spec.value_head)
     if spec.core != "none":
         return _make_recurrent(spec)
 

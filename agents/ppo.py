@@ -1,6 +1,7 @@
 """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347) with a clipped objective.
 
-Values of a whole rollout come from one pass after it. Minibatches are drawn from one permutation
+Values of a whole rollout come from one pass after it, or from acting where actor and critic are one
+network. Minibatches are drawn from one permutation
 per epoch, which a team makes equal for all agents: of steps, or with memory of whole sequences.
 """
 
@@ -64,7 +65,7 @@ class Config:
         one_of("activation", self.activation, networks.ACTIVATIONS)
         one_of("torso", self.torso, networks.TORSOS)
         one_of("image_encoder", self.image_encoder, networks.IMAGE_ENCODERS)
-        actor_critic.check_shared_network(self)
+        actor_critic.check_config(self)
         sequences.check_config(self)
         one_of("box_policy", self.box_policy, policies.BOX_POLICIES)
         one_of("learning_rate_schedule", self.learning_rate_schedule, schedules.KINDS)
@@ -299,8 +300,9 @@ def _actor_loss(
     """The loss of the actor's network, with that of values where it has them."""
     outputs, value = actor_critic.policy_outputs(parts, params, batch.features, batch.steps)
     loss, metrics = _policy_loss(parts, outputs, batch, hparams.clip_epsilon, entropy_coef)
-    if value is None or critic_batch is None:
+    if value is None:
         return loss, metrics
+    assert critic_batch is not None  # of the same samples: of equal sizes the order is the same
     metrics["value_loss"] = _value_loss(parts, value, critic_batch, hparams)
     return loss + hparams.value_coef * metrics["value_loss"], metrics
 

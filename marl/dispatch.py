@@ -103,7 +103,7 @@ def _actor_key(spec: TeamSpec, members: tuple[int, ...]) -> _Key:
         agent.config,
         agent.observation,
         agent.action,
-        "held by the team" if held else _signature(_critic_space(spec, members[0], len(members))),
+        "held by the team" if held else _critic_input(spec, members),
         len(members),
         0,
     )
@@ -111,8 +111,8 @@ def _actor_key(spec: TeamSpec, members: tuple[int, ...]) -> _Key:
 
 def _critic_key(spec: TeamSpec, members: tuple[int, ...]) -> _Key:
     agent = spec.agents[members[0]]
-    space = _signature(_critic_space(spec, members[0], len(members)))
-    return _Key(agent.algorithm, agent.config, None, None, space, len(members), 0)
+    critic_input = _critic_input(spec, members)
+    return _Key(agent.algorithm, agent.config, None, None, critic_input, len(members), 0)
 
 
 def _keyed(
@@ -172,8 +172,15 @@ def _context(spec: TeamSpec, position: int) -> tuple[int, ...]:
     return critics.context_positions(agent.scope, position)
 
 
-def _signature(space: CriticSpace) -> tuple[Any, ...]:
-    return spaces.signature(space.observations), spaces.signature(space.context_actions)
+def _critic_input(spec: TeamSpec, members: tuple[int, ...]) -> tuple[Any, ...]:
+    """What critics of one group have in common: kinds of sources, and the spaces of these.
+
+    One that reads its own observation stands apart from one that reads another's of equal space.
+    """
+    space = _critic_space(spec, members[0], len(members))
+    scope = spec.agents[members[0]].scope
+    kinds = tuple(source if isinstance(source, str) else "agent" for source in scope)
+    return kinds, spaces.signature(space.observations), spaces.signature(space.context_actions)
 
 
 def _build_group(spec: TeamSpec, sets: list[tuple[int, ...]]) -> Group:

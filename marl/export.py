@@ -66,7 +66,7 @@ def _named(tree: Any) -> dict[str, jax.Array]:
 
 
 def _used(policy: Policy, weights: dict, memory: dict) -> dict[str, jax.Array]:
-    """The weights that acting reads: no critic, no optimiser."""
+    """The weights that acting reads: no optimiser, and no critic but a head of a shared network."""
     kept: set[int] = set()
     for mode in MODES:
         exported = _exported(policy._replace(mode=mode), weights, memory)

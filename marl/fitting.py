@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from marl import critics, learning, sequential
+from marl.agents import a2c, ppo
 from marl.agents.learner import Learner
 from marl.binding import ReadyLearner
 from marl.dispatch import TeamSpec, lift
@@ -136,12 +137,6 @@ def check_learners(spec: TeamSpec, resolved: Sequence[Resolved]) -> None:
                 f"{', '.join(agent.critic)} does not apply to it; leave critic at 'self', or use "
                 "a learner with a critic, such as ppo or sac"
             )
-        if agent.critic != ("self",) and getattr(agent.config, "shared_network", False):
-            raise UsageError(
-                f"critic = {', '.join(agent.critic)} of {spec.agents[group.positions[0]].name} is "
-                "not what its actor reads, and with shared_network = True they are one network; "
-                "leave critic at 'self', or shared_network off"
-            )
 
 
 def _check_ready(learner: Learner, hparams: Any) -> None:
@@ -153,6 +148,36 @@ def _check_ready(learner: Learner, hparams: Any) -> None:
             f"this Learner wants hparams ({error}) and was given as a Learner, which has none; "
             "give what makes it, a module or object with Config, Hparams and make"
         ) from error
+
+
+def check_shared_networks(
+    agents: Sequence[str],
+    resolved: Sequence[Resolved],
+    held: Sequence[Sequence[int]],
+    scopes: Mapping[int, critics.Scope],
+) -> None:
+    """Raise UsageError where a critic in its actor's network would have to read something else."""
+    apart = {position for members in held for position in members}
+    for position, agent in enumerate(resolved):
+        own = isinstance(agent.config, ppo.Config | a2c.Config) and agent.config.shared_network
+        if own and position in apart:
+            raise UsageError(
+                f"sharing.critic = {agent.critic_sharing!r} shares the critic of "
+                f"{agents[position]} apart from its actor, and with shared_network = True they "
+                "are one network; leave sharing.critic away, or shared_network off"
+            )
+        if own and scopes[position] not in (("self",), (position,)):
+            raise UsageError(
+                f"critic = {', '.join(agent.critic)} of {agents[position]} is not what its actor "
+                "reads, and with shared_network = True they are one network; "
+                "leave critic at 'self', or shared_network off"
+            )
+        if own and agent.hparams.critic_learning_rate_scale != 1:
+            raise UsageError(
+                f"critic_learning_rate_scale = {agent.hparams.critic_learning_rate_scale} of "
+                f"{agents[position]}: with shared_network = True its critic takes no steps of its "
+                "own; leave critic_learning_rate_scale at 1, or shared_network off"
+            )
 
 
 def check_critic_sets(

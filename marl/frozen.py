@@ -147,7 +147,7 @@ def update(
 def make_parts(player: Player, observation: tuple[Any, ...], action: tuple[Any, ...]) -> Parts:
     """The learner that the policy was trained with, and what of its state acting reads.
 
-    Its critic, of which acting reads nothing, is that of an agent on its own.
+    Its critic, which acting does not ask, is that of an agent on its own.
 
     Args:
       player: the shape of the policy.
@@ -170,7 +170,10 @@ def leaves(tree: Any) -> dict[str, Any]:
 
 
 def _read_by_acting(learner: Learner, like: Trained, space: SpaceTree) -> tuple[str, ...]:
-    """Key paths of the leaves on which actions and memory depend: no critic, no optimiser."""
+    """Key paths of the leaves on which actions and memory depend; no optimiser.
+
+    And no critic, but the head of a network that actor and critic share.
+    """
     names = list(leaves(like))
 
     def acted(*values: jax.Array) -> Any:

@@ -318,6 +318,7 @@ def _spec(
             )
     held = tuple(members for members in one_critic if members not in sets)
     fitting.check_critic_sets(agents, resolved, held, scopes, observations)
+    fitting.check_shared_networks(agents, resolved, held, scopes)
     return TeamSpec(
         agents=tuple(
             AgentSpec(agent, r.algorithm, r.config, scopes[p], observations[p], actions[p])

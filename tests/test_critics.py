@@ -204,6 +204,14 @@ ALL, OWN = np.ones((3, 3), bool), np.eye(3, dtype=bool)
             {"critic": "self", "overrides": {"red_1": {"critic": ["self", "blue"]}}},
             [[1, 0, 0], [0, 1, 0], [0, 1, 1]],
         ),
+        (
+            {"critic": "self", "overrides": {"red_1": {"critic": ["red_0"]}}},
+            [[1, 0, 0], [0, 1, 0], [1, 0, 0]],
+        ),
+        (
+            {"critic": ["red_1"], "overrides": {"red_1": {"critic": "self"}}},
+            [[0, 0, 1], [0, 0, 1], [0, 0, 1]],
+        ),
         ({"critic": "self", "sharing": {"reds": ["red_*"]}}, OWN),
         ({"critic": "all", "sharing": {"reds": ["red_*"]}}, ALL),
         ({"critic": "all", "sharing": "group", "reward_teams": "all"}, ALL),

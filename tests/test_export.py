@@ -45,12 +45,16 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize(
-    ("env_id", "core"),
-    [("toy/masked", "lstm"), ("jaxmarl/MPE_simple_tag_v3", "none")],
+    ("env_id", "options"),
+    [
+        ("toy/masked", {"core": "lstm", "core_size": 6}),
+        ("toy/masked", {"core": "gru", "core_size": 6, "shared_network": True}),
+        ("jaxmarl/MPE_simple_tag_v3", {}),
+    ],
 )
-def test_exported_actions_are_the_policy_s(env_id, core, tmp_path):
+def test_exported_actions_are_the_policy_s(env_id, options, tmp_path):
     env = marl.make(env_id)
-    options = dict(hidden_sizes=(8,), core=core, core_size=6, num_epochs=1, num_minibatches=1)
+    options = dict(hidden_sizes=(8,), num_epochs=1, num_minibatches=1) | options
     team = marl.team(env, "ppo", **options)
     sizes = dict(num_envs=2, rollout_length=8, eval_episodes=2, progress=False)
     run = marl.train(env, team, 16, **sizes)

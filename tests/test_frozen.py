@@ -118,9 +118,13 @@ def test_what_acting_does_not_read_stays_behind(shared):
     assert not any(word in name for name in names for word in ("critic", "optimizer", "value"))
 
 
-@pytest.mark.parametrize("learner", ["dqn", "pqn", "a2c", "sac"])
-def test_learners_of_all_kinds_can_be_frozen(learner, tmp_path):
-    run = source(tmp_path / "run", two(learner=learner))
+@pytest.mark.parametrize(
+    ("learner", "options"),
+    [("dqn", {}), ("pqn", {}), ("a2c", {}), ("sac", {}), ("ppo", {"shared_network": True})],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_learners_of_all_kinds_can_be_frozen(learner, options, tmp_path):
+    run = source(tmp_path / "run", two(learner=learner, **options))
     for mode in evaluation.MODES:
         found = actions(fresh_policy(frozen(run), mode), 20)
         assert_identical(found, actions(run.policy(greedy=mode == "greedy"), 20))

@@ -40,7 +40,7 @@ TEAMS = {
         SHIFT,
         {"shared_network": True, "sharing": "group", "reward_teams": "all", "sequence_length": 1},
     ),
-    "a mix": (SHIFT, {"overrides": {"cid": {"core": "none"}}}),
+    "a mix": (SHIFT, {"overrides": {"cid": {"core": "none"}, "ann": {"shared_network": True}}}),
 }
 
 

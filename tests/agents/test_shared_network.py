@@ -9,7 +9,7 @@ import pytest
 from learner_cases import Case, assert_identical, relative_difference
 from ppo_reference import SPACE, Trained
 
-from marl.agents import a2c, ppo
+from marl.agents import a2c, actor_critic, ppo, state_values
 from marl.agents.learner import CriticSpace
 from marl.agents.optimizer import NetworkState, make_optimizer
 from marl.agents.statistics import RunningStatistics
@@ -53,14 +53,17 @@ def heads_with_weight(state):
     return state._replace(actor=actor, value_statistics=statistics)
 
 
-def as_two(state, hparams):
-    """The state of two networks that compute what the one does."""
-    network, log_std = state.actor.params["network"], state.actor.params["log_std"]
+def apart(network):
+    """Parameters of an actor's and of a critic's network, of those of the one."""
     common = {name: w for name, w in network.items() if name not in ("linear_1", "linear_2")}
-    trees = (
-        {"network": common | {"linear_1": network["linear_1"]}, "log_std": log_std},
-        common | {"linear_1": network["linear_2"]},
-    )
+    heads = (network["linear_1"], network["linear_2"])
+    return tuple(common | {"linear_1": head} for head in heads)
+
+
+def as_two(state, hparams, networks):
+    """The state of two networks that compute what the one does."""
+    actor, critic = networks
+    trees = {"network": actor, "log_std": state.actor.params["log_std"]}, critic
     optimizer = make_optimizer(hparams, hparams.learning_rate)
     actor, critic = (NetworkState(params, optimizer.init(params)) for params in trees)
     return state._replace(actor=actor, critic=critic, critic_obs_statistics=state.obs_statistics)
@@ -75,7 +78,7 @@ def pair(request):
         case(algorithm, shared_network=True, **config), prepare=heads_with_weight, **hparams
     )
     two = Trained(case(algorithm, **config), **hparams)
-    two.state = as_two(one.state, one.hparams)
+    two.state = as_two(one.state, one.hparams, apart(one.state.actor.params["network"]))
     rollout = one.rollout
     return one, two, rollout._replace(critic_obs=rollout.obs, critic_memory=rollout.memory)
 
@@ -108,17 +111,42 @@ def test_an_update_sums_the_gradients_of_two_networks(pair):
 def test_values_are_those_of_acting(pair):
     """So no pass over the rollout is needed for them; two networks need one."""
     one, two, rollout = pair
-    fresh = rollout._replace(reset=np.ones_like(rollout.reset))
-    value = jax.jit(one.learner.value)(one.state, rollout.critic_obs)
-    np.testing.assert_allclose(
-        value, jax.jit(two.learner.value)(two.state, fresh.critic_obs), rtol=1e-4, atol=1e-5
-    )
+    parts = actor_critic.make_parts(two.case.config, SPACE, Discrete(4), CriticSpace(SPACE))
+    evaluate = jax.jit(partial(state_values.evaluate, parts))
+    _, values = evaluate(two.state, rollout, two.hparams)
+    np.testing.assert_allclose(rollout.extras["value"], values.output, rtol=1e-4, atol=1e-5)
+    value, other = (jax.jit(x.learner.value)(x.state, rollout.obs) for x in (one, two))
+    np.testing.assert_allclose(value, other, rtol=1e-4, atol=1e-5)
     changed = rollout.extras | {"value": rollout.extras["value"] + 1.0}
     _, metrics = one.update(jax.random.key(0), one.state, rollout, one.hparams)
     _, other = one.update(
         jax.random.key(0), one.state, rollout._replace(extras=changed), one.hparams
     )
     assert abs(other["value_mean"] - metrics["value_mean"]) > 0.5
+
+
+def test_without_layers_to_share_it_is_two_networks():
+    """Over epochs of minibatches, where values are clipped around what they were in acting."""
+    config = {"num_epochs": 3, "num_minibatches": 2, "hidden_sizes": (), "clip_values": True}
+    config |= {"value_normalization": "running"}
+    hparams = {"learning_rate": 0.05, "max_grad_norm": np.inf, "value_clip_epsilon": 0.05}
+    hparams |= {"adam_epsilon": 1e-2}
+    one = Trained(case(ppo, shared_network=True, **config), **hparams)
+    two = Trained(case(ppo, **config), **hparams)
+    network = one.state.actor.params["network"]
+    heads = {"linear": network["linear"]}, {"linear": network["linear_1"]}
+    two.state = as_two(one.state, one.hparams, heads)
+    rollout = one.rollout._replace(critic_obs=one.rollout.obs)
+    after, metrics = one.update(jax.random.key(0), one.state, rollout, one.hparams)
+    other, expected = two.update(jax.random.key(0), two.state, rollout, two.hparams)
+    found = after.actor.params["network"]
+    expected_params = {
+        "linear": other.actor.params["network"]["linear"],
+        "linear_1": other.critic.params["linear"],
+    }
+    assert relative_difference(found, expected_params) <= 1e-4
+    close(metrics["value_loss"], expected["value_loss"])
+    assert relative_difference(found, network) > 0.1
 
 
 REFUSED = {
