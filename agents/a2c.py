@@ -14,17 +14,13 @@ import optax
 from marl.agents import (
     actor_critic,
     losses,
-    networks,
-    policies,
     schedules,
-    sequences,
     state_values,
 )
-from marl.agents.actor_critic import Gradients, Parts, Scheduled, State
+from marl.agents.actor_critic import Gradients, Parts, State
 from marl.agents.learner import Critic, CriticSpace, Learner, Rollout
+from marl.agents.schedules import Scheduled
 from marl.agents.state_values import Values
-from marl.agents.validation import one_of, positive_integers
-from marl.envs.errors import UsageError
 from marl.envs.spaces import SpaceTree
 
 CRITIC = "value"
@@ -42,6 +38,7 @@ class Config:
     shared_network: bool = False  # actor and critic are one network with two heads
     core: str = "none"  # memory of actor and critic, after the torso: "gru" or "lstm"
     core_size: int = 64
+    head_sizes: tuple[int, ...] = ()  # hidden layers after torso and core, of policy and value each
     box_policy: str = "tanh_normal"
     learning_rate_schedule: str = "constant"
     entropy_schedule: str = "constant"
@@ -51,19 +48,8 @@ class Config:
     value_loss: str = "squared"
 
     def __post_init__(self):
-        positive_integers("hidden_sizes", self.hidden_sizes)
-        positive_integers("critic_hidden_sizes", self.critic_hidden_sizes)
-        one_of("activation", self.activation, networks.ACTIVATIONS)
-        one_of("torso", self.torso, networks.TORSOS)
-        one_of("image_encoder", self.image_encoder, networks.IMAGE_ENCODERS)
         actor_critic.check_config(self)
-        sequences.check_config(self)
-        one_of("box_policy", self.box_policy, policies.BOX_POLICIES)
-        one_of("learning_rate_schedule", self.learning_rate_schedule, schedules.KINDS)
-        one_of("entropy_schedule", self.entropy_schedule, schedules.KINDS)
         state_values.check_config(self)
-        if self.torso == "simba" and not self.hidden_sizes:
-            raise UsageError("torso = 'simba' needs a width: give hidden_sizes at least one entry")
 
 
 class Hparams(NamedTuple):
@@ -151,7 +137,7 @@ def _update(
     parts: Parts, state: State, experience: Rollout, hparams: Hparams
 ) -> tuple[State, jax.Array, dict[str, jax.Array]]:
     """The networks that there are; also the advantages [T, B] before normalisation."""
-    scheduled = actor_critic.scheduled(parts.config, hparams, experience.env_steps)
+    scheduled = schedules.of_update(parts.config, hparams, experience.env_steps)
     advantage, values = experience.advantage, None
     gradients, metrics = Gradients(), {}
     if parts.critic_reader is not None:

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marl.agents import networks, schedules, sequences, statistics
+from marl.agents import networks, policies, schedules, sequences, statistics
 from marl.agents.learner import ActInput, ActOutput, CriticSpace, Rollout
 from marl.agents.networks import Features, Network, NetworkSpec
 from marl.agents.optimizer import NetworkState, make_optimizer, step_network
 from marl.agents.policies import Policy
 from marl.agents.statistics import RunningStatistics
+from marl.agents.validation import one_of
 from marl.envs import spaces
 from marl.envs.errors import UsageError
 from marl.envs.spaces import SpaceTree
@@ -64,7 +65,12 @@ class Parts(NamedTuple):
 
 
 def check_config(config: Any) -> None:
-    """Raise UsageError where a field is that of a critic with a network of its own."""
+    """Raise UsageError where a field that names a network, policy or schedule is not valid."""
+    networks.check_config(config)
+    sequences.check_config(config)
+    one_of("box_policy", config.box_policy, policies.BOX_POLICIES)
+    one_of("learning_rate_schedule", config.learning_rate_schedule, schedules.KINDS)
+    one_of("entropy_schedule", config.entropy_schedule, schedules.KINDS)
     if config.shared_network and config.critic_hidden_sizes:
         raise UsageError(
             f"critic_hidden_sizes = {config.critic_hidden_sizes} sizes a critic's network, and "
@@ -90,8 +96,8 @@ def make_parts(
 
     def network(hidden_sizes: tuple[int, ...], num_outputs: int, scale: float) -> Network:
         spec = NetworkSpec(hidden_sizes, config.activation, config.torso, num_outputs, scale)
-        spec = spec._replace(core=config.core, core_size=config.core_size)
-        return networks.make_network(spec._replace(value_head=config.shared_network))
+        spec = spec._replace(value_head=config.shared_network, head_sizes=config.head_sizes)
+        return networks.make_network(spec._replace(core=config.core, core_size=config.core_size))
 
     def reader(space: SpaceTree) -> Reader:
         return Reader(
@@ -255,25 +261,6 @@ def actor_steps(parts: Parts, rollout: Rollout) -> Any:
     """What the actor needs of a rollout beside features: `sequences.Steps`, or ()."""
     assert parts.actor is not None
     return sequences.whole(parts.actor, rollout.memory, rollout.reset, rollout.weight)
-
-
-class Scheduled(NamedTuple):
-    """Values of the schedules in this update, [] each."""
-
-    learning_rate: jax.Array
-    entropy_coef: jax.Array
-
-
-def scheduled(config: Any, hparams: Any, env_steps: jax.Array) -> Scheduled:
-    """What the schedules say after `env_steps`."""
-
-    def at(kind: str, start: jax.Array, end: jax.Array) -> jax.Array:
-        return schedules.schedule(kind, start, end, hparams.schedule_steps, env_steps)
-
-    return Scheduled(
-        at(config.learning_rate_schedule, hparams.learning_rate, hparams.learning_rate_end),
-        at(config.entropy_schedule, hparams.entropy_coef, hparams.entropy_coef_end),
-    )
 
 
 class Gradients(NamedTuple):

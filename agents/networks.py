@@ -17,7 +17,9 @@ import numpy as np
 
 from marl.agents import cores, images
 from marl.agents.orthogonal import orthogonal
+from marl.agents.validation import one_of, positive_integers
 from marl.envs import spaces
+from marl.envs.errors import UsageError
 from marl.envs.spaces import Box, Discrete, Space, SpaceTree
 
 Activation = Callable[[jax.Array], jax.Array]
@@ -54,8 +56,20 @@ class NetworkSpec(NamedTuple):
     output_scale: float = 1.0
     dueling: bool = False  # a value and an advantage stream, each with the last hidden size
     value_head: bool = False  # a second head for one more output, the last, with a scale of 1
+    head_sizes: tuple[int, ...] = ()  # hidden layers of each head; not of dueling networks
     core: str = "none"  # one of `cores.CORES`, between the torso and the head
     core_size: int = 0
+
+
+def check_config(config: Any) -> None:
+    """Raise UsageError where a field that names a network or its sizes is not valid."""
+    for name in ("hidden_sizes", "critic_hidden_sizes", "head_sizes"):
+        positive_integers(name, getattr(config, name, ()))
+    one_of("activation", config.activation, ACTIVATIONS)
+    one_of("torso", config.torso, TORSOS)
+    one_of("image_encoder", config.image_encoder, IMAGE_ENCODERS)
+    if config.torso == "simba" and not config.hidden_sizes:
+        raise UsageError("torso = 'simba' needs a width: give hidden_sizes at least one entry")
 
 
 class Network(NamedTuple):
@@ -114,7 +128,7 @@ def make_network(spec: NetworkSpec) -> Network:
     Dueling networks (Wang et al. 2016, arXiv:1511.06581, equation 9) have two heads, the last
     hidden layer of each its own. With `value_head` there are two that read the same.
     """
-    assert not (spec.dueling and spec.value_head)
+    assert not (spec.dueling and (spec.value_head or spec.head_sizes))
     if spec.core != "none":
         return _make_recurrent(spec)
 
@@ -178,10 +192,11 @@ def _heads(x: jax.Array, spec: NetworkSpec) -> jax.Array:
         value = _head(x, spec, spec.hidden_sizes[-1:], 1)
         advantage = _head(x, spec, spec.hidden_sizes[-1:], spec.num_outputs)
         return value + advantage - jnp.mean(advantage, 0)
-    outputs = _head(x, spec, (), spec.num_outputs)
+    outputs = _head(x, spec, spec.head_sizes, spec.num_outputs)
     if not spec.value_head:
         return outputs
-    return jnp.concatenate([outputs, _head(x, spec._replace(output_scale=1.0), (), 1)])
+    value = _head(x, spec._replace(output_scale=1.0), spec.head_sizes, 1)
+    return jnp.concatenate([outputs, value])
 
 
 def make_mixer(num_values: int, width: int = 32, hyper_width: int = 64) -> Network:

@@ -17,17 +17,16 @@ from marl.agents import (
     actor_critic,
     losses,
     minibatches,
-    networks,
-    policies,
     schedules,
     sequences,
     state_values,
 )
-from marl.agents.actor_critic import Gradients, Parts, Scheduled, State
+from marl.agents.actor_critic import Gradients, Parts, State
 from marl.agents.learner import Critic, CriticSpace, Learner, Rollout
 from marl.agents.networks import Features
+from marl.agents.schedules import Scheduled
 from marl.agents.state_values import Values
-from marl.agents.validation import at_least, one_of, positive_integers
+from marl.agents.validation import at_least
 from marl.envs.errors import UsageError
 from marl.envs.spaces import SpaceTree
 
@@ -46,6 +45,7 @@ class Config:
     shared_network: bool = False  # actor and critic are one network with two heads
     core: str = "none"  # memory of actor and critic, after the torso: "gru" or "lstm"
     core_size: int = 64
+    head_sizes: tuple[int, ...] = ()  # hidden layers after torso and core, of policy and value each
     sequence_length: int = 0  # steps that gradients flow back through; 0: the whole rollout
     burn_in: int = 0  # steps before a sequence that refresh its memory, without gradients
     box_policy: str = "tanh_normal"
@@ -60,18 +60,7 @@ class Config:
     def __post_init__(self):
         at_least("num_epochs", self.num_epochs, 1)
         at_least("num_minibatches", self.num_minibatches, 1)
-        positive_integers("hidden_sizes", self.hidden_sizes)
-        positive_integers("critic_hidden_sizes", self.critic_hidden_sizes)
-        one_of("activation", self.activation, networks.ACTIVATIONS)
-        one_of("torso", self.torso, networks.TORSOS)
-        one_of("image_encoder", self.image_encoder, networks.IMAGE_ENCODERS)
         actor_critic.check_config(self)
-        sequences.check_config(self)
-        one_of("box_policy", self.box_policy, policies.BOX_POLICIES)
-        one_of("learning_rate_schedule", self.learning_rate_schedule, schedules.KINDS)
-        one_of("entropy_schedule", self.entropy_schedule, schedules.KINDS)
-        if self.torso == "simba" and not self.hidden_sizes:
-            raise UsageError("torso = 'simba' needs a width: give hidden_sizes at least one entry")
         state_values.check_config(self)
         if self.clip_values and self.value_normalization == "none":
             raise UsageError(
@@ -200,7 +189,7 @@ def _update(
 ) -> tuple[State, jax.Array, dict[str, jax.Array]]:
     """The networks that there are; also the advantages [T, B] before normalisation."""
     config = parts.config
-    scheduled = actor_critic.scheduled(config, hparams, experience.env_steps)
+    scheduled = schedules.of_update(config, hparams, experience.env_steps)
     advantage, values = experience.advantage, None
     if parts.critic_reader is not None:
         own_advantage, values = state_values.evaluate(parts, state, experience, hparams)

@@ -16,7 +16,7 @@ from marl.agents import losses, networks, policies, returns, schedules
 from marl.agents.learner import CriticSpace, Rollout
 from marl.agents.networks import Features, Network, NetworkSpec
 from marl.agents.optimizer import NetworkState, make_optimizer, step_network
-from marl.agents.validation import at_least, one_of, positive_integers
+from marl.agents.validation import at_least
 from marl.envs import spaces
 from marl.envs.errors import UsageError
 from marl.envs.spaces import Box, Discrete, MultiDiscrete, Space, SpaceTree
@@ -94,14 +94,8 @@ def make_parts(
 
 def check_networks(config: Any) -> None:
     """Raise UsageError where a field of `config` that names networks is out of range."""
-    positive_integers("hidden_sizes", config.hidden_sizes)
-    positive_integers("critic_hidden_sizes", config.critic_hidden_sizes)
-    one_of("activation", config.activation, networks.ACTIVATIONS)
-    one_of("torso", config.torso, networks.TORSOS)
-    one_of("image_encoder", config.image_encoder, networks.IMAGE_ENCODERS)
+    networks.check_config(config)
     at_least("num_critics", config.num_critics, 1)
-    if config.torso == "simba" and not config.hidden_sizes:
-        raise UsageError("torso = 'simba' needs a width: give hidden_sizes at least one entry")
 
 
 def check_bounds(name: str, space: Box) -> None:

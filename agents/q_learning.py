@@ -16,7 +16,7 @@ from marl.agents import losses, networks, schedules, sequences
 from marl.agents.learner import ActInput, ActOutput
 from marl.agents.networks import Features, Network, NetworkSpec
 from marl.agents.optimizer import NetworkState, make_optimizer, step_network
-from marl.agents.validation import one_of, positive_integers
+from marl.agents.validation import one_of
 from marl.envs import spaces
 from marl.envs.errors import UsageError
 from marl.envs.spaces import Box, Discrete, SpaceTree
@@ -63,13 +63,8 @@ METRICS = ("loss", "q_mean", "td_error", "grad_norm")
 
 def check_config(config: Any) -> None:
     """Raise UsageError where a field that names a network or schedule is not valid."""
-    positive_integers("hidden_sizes", config.hidden_sizes)
-    one_of("activation", config.activation, networks.ACTIVATIONS)
-    one_of("torso", config.torso, networks.TORSOS)
-    one_of("image_encoder", config.image_encoder, networks.IMAGE_ENCODERS)
+    networks.check_config(config)
     one_of("learning_rate_schedule", config.learning_rate_schedule, schedules.KINDS)
-    if config.torso == "simba" and not config.hidden_sizes:
-        raise UsageError("torso = 'simba' needs a width: give hidden_sizes at least one entry")
 
 
 def make_parts(

@@ -1,5 +1,7 @@
 """Schedules over environment steps. The kind is config; start, end and horizon are hparams."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -23,3 +25,22 @@ def schedule(
     if kind == "cosine":
         fraction = 0.5 * (1.0 - jnp.cos(jnp.pi * fraction))
     return start + fraction * (end - start)
+
+
+class Scheduled(NamedTuple):
+    """Values of the schedules in this update, [] each."""
+
+    learning_rate: jax.Array
+    entropy_coef: jax.Array
+
+
+def of_update(config: Any, hparams: Any, env_steps: jax.Array) -> Scheduled:
+    """What the schedules say after `env_steps`."""
+
+    def at(kind: str, start: jax.Array, end: jax.Array) -> jax.Array:
+        return schedule(kind, start, end, hparams.schedule_steps, env_steps)
+
+    return Scheduled(
+        at(config.learning_rate_schedule, hparams.learning_rate, hparams.learning_rate_end),
+        at(config.entropy_schedule, hparams.entropy_coef, hparams.entropy_coef_end),
+    )

@@ -3,9 +3,10 @@
 PATH is a checkout of JaxMARL's repository: its scripts are not in its wheel. They run in a virtual
 environment of their own with the settings of `ippo_rnn_smax.yaml`, but the map, the number of
 environments and of steps; its call-back to a logger is taken out. The same sizes here: parameters
-shared by the three agents, 128 units before one GRU of 128 for actor and critic, 4 epochs of 4
-minibatches, by default of whole rollouts of 128 steps. JaxMARL has one more layer of 128 units in
-each head; values at an episode's end are computed here from what was really seen there.
+shared by the three agents, 128 units before one GRU of 128 for actor and critic, 128 units in each
+head, 4 epochs of 4 minibatches. Gradients flow through 16 steps here and through all 128 there,
+unless --sequence-length 0 is given; values at an episode's end are computed here from what was
+really seen.
 """
 
 import argparse
@@ -29,10 +30,13 @@ SCENARIO = {"see_enemy_actions": True, "walls_cause_death": True, "attack_mode":
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("jaxmarl", type=_absolute, help="checkout of JaxMARL's repository")
-    parser.add_argument("--num-envs", type=int, default=16)
-    parser.add_argument("--updates", type=int, default=20)
+    parser.add_argument("--num-envs", type=int, default=128, help="JaxMARL trains on 128")
+    parser.add_argument("--updates", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--sequence-length", type=int, default=0, help="here only; 0: the rollout")
+    parser.add_argument("--sequence-length", type=int, default=16, help="here only; 0: the rollout")
+    parser.add_argument(
+        "--no-heads", action="store_true", help="no hidden layers in heads, here only"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="processes of each side")
     parser.add_argument("--core", type=int, default=os.cpu_count() - 1)
     parser.add_argument("--peer-venv", type=_absolute, default=HERE / ".venv-jaxmarl")
@@ -53,6 +57,7 @@ def main() -> None:
             sizes = (options.num_envs, options.updates, options.repeats, options.sequence_length)
             names = ("--num-envs", "--updates", "--repeats", "--sequence-length")
             given = [x for pair in zip(names, map(str, sizes), strict=True) for x in pair]
+            given += ["--no-heads"] if options.no_heads else []
             command = [python, __file__, str(options.jaxmarl), *given, "--side", side]
             row = run(["taskset", "-c", str(options.core), *command])
             rows.setdefault(row["peer"], []).append(row)
@@ -81,6 +86,7 @@ def ours(options: argparse.Namespace) -> None:
         core="gru",
         core_size=128,
         hidden_sizes=(128,),
+        head_sizes=() if options.no_heads else (128,),
         activation="relu",
         shared_network=True,
         sequence_length=options.sequence_length,

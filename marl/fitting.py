@@ -7,7 +7,6 @@ from typing import Any
 import jax
 
 from marl import critics, learning, sequential
-from marl.agents import a2c, ppo
 from marl.agents.learner import Learner
 from marl.binding import ReadyLearner
 from marl.dispatch import TeamSpec, lift
@@ -157,6 +156,8 @@ def check_shared_networks(
     scopes: Mapping[int, critics.Scope],
 ) -> None:
     """Raise UsageError where a critic in its actor's network would have to read something else."""
+    from marl.agents import a2c, ppo  # haiku and distrax, which `import marl` leaves out
+
     apart = {position for members in held for position in members}
     for position, agent in enumerate(resolved):
         own = isinstance(agent.config, ppo.Config | a2c.Config) and agent.config.shared_network
