@@ -64,7 +64,7 @@ def test_an_option_with_its_switch_is_not_refused_where_one_agent_uses_it():
 
 
 def test_a_size_that_a_preset_gives_may_be_switched_off():
-    changed = config.load("ippo_switch_riddle", ["team.learner.core=none"])
+    changed = config.load("mappo_switch_riddle", ["team.learner.core=none"])
     assert changed.team.learner["core_size"] == 64
     experiment.build(changed)
 
