@@ -245,12 +245,14 @@ def _check_shaped_reward(env: Any, options: Any) -> None:
 
 
 def _shapes(tree: Any) -> str:
-    """Names and shapes of arrays, as in `ann: float32[2], bob: float32[]`."""
+    """Names and shapes of arrays, as in `ann: float32[2], bob: None`."""
     if isinstance(tree, Mapping):
         return ", ".join(f"{name}: {_shapes(x)}" for name, x in tree.items()) or "{}"
     if isinstance(tree, list | tuple):
         return f"[{', '.join(map(_shapes, tree))}]"
-    return f"{tree.dtype}[{', '.join(map(str, tree.shape))}]"
+    if hasattr(tree, "dtype") and hasattr(tree, "shape"):
+        return f"{tree.dtype}[{', '.join(map(str, tree.shape))}]"
+    return repr(tree)
 
 
 def with_final_extras(env: Any, spec: TeamSpec) -> Any:
