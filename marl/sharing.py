@@ -128,7 +128,7 @@ def critic_sets(
     if apart and len(set(team_of.values())) == len(agents) > 1:
         raise UsageError(
             "sharing.critic = 'reward_team' shares a critic in each reward team, and each agent is "
-            "alone in its own; give reward_teams, as in reward_teams = 'all'"
+            "alone in its own; put two in one, as in reward_teams = 'all'"
         )
     sets: dict[Any, list[int]] = {}
     for index, members in enumerate(actor_sets):
