@@ -65,7 +65,7 @@ class Hparams(NamedTuple):
     adam_epsilon: Any = 1e-5
 
 
-# (lowest, highest) value of an hparam; those not named here must be >= 0
+# (lowest, highest) value of an hparam; those not named here must be >= 0 and finite
 BOUNDS = {
     "gamma": (0.0, 1.0),
     "tau": (0.0, 1.0),

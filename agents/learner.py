@@ -9,13 +9,14 @@ law: `key` first, `state` second, data, `hparams` last.
 
 An *algorithm* is anything with the attributes `Config`, `Hparams` and `make` (a module will do):
 `Config` a frozen dataclass of what changes shapes or control flow, `Hparams` a NamedTuple of
-floats, all with defaults (their ranges in the optional mapping `BOUNDS`), and `make(config,
-observation_space, action_space, critic_space)`, which returns a `Learner`. The optional attribute
-`CRITIC` says what its critic takes: "value" (the default) for state values, "q" for action values
-of other agents' actions too, None for a learner without a critic of its own. An algorithm whose
-critic may be held apart from its actors has `make_critic(config, critic_space)`, which returns a
-`Critic`, and `critic_options(config, hparams)`, a dict of what that depends on; its `make` then
-takes None for `critic_space`.
+floats, all with defaults, and `make(config, observation_space, action_space, critic_space)`, which
+returns a `Learner`. The optional mapping `BOUNDS` has (lowest, highest) values of hparams; those
+not named there are finite and at least 0, and infinity is legal where it is the highest. The
+optional attribute `CRITIC` says what its critic takes: "value" (the default) for state values, "q"
+for action values of other agents' actions too, None for a learner without a critic of its own. An
+algorithm whose critic may be held apart from its actors has `make_critic(config, critic_space)`,
+which returns a `Critic`, and `critic_options(config, hparams)`, a dict of what that depends on; its
+`make` then takes None for `critic_space`.
 
 The optional function `bind(env, agent, config, hparams)` completes both for one agent of an
 environment while a team is built, from files for instance, and returns what `make` and the

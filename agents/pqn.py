@@ -59,7 +59,7 @@ class Hparams(NamedTuple):
     adam_epsilon: Any = 1e-5
 
 
-# (lowest, highest) value of an hparam; those not named here must be >= 0
+# (lowest, highest) value of an hparam; those not named here must be >= 0 and finite
 BOUNDS = {
     "gamma": (0.0, 1.0),
     "q_lambda": (0.0, 1.0),

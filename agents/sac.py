@@ -18,7 +18,7 @@ from marl.agents.learner import ActInput, ActOutput, CriticSpace, Learner, Rollo
 from marl.agents.optimizer import NetworkState, step_network
 from marl.agents.policies import Policy
 from marl.agents.q_critic import Parts, View
-from marl.agents.validation import one_of
+from marl.agents.validation import FINITE, one_of
 from marl.envs import spaces
 from marl.envs.errors import UsageError
 from marl.envs.spaces import Box, SpaceTree
@@ -64,11 +64,11 @@ class Hparams(NamedTuple):
     adam_epsilon: Any = 1e-8
 
 
-# (lowest, highest) value of an hparam; those not named here must be >= 0
+# (lowest, highest) value of an hparam; those not named here must be >= 0 and finite
 BOUNDS = {
     "gamma": (0.0, 1.0),
     "tau": (0.0, 1.0),
-    "initial_temperature": (1e-8, float("inf")),
+    "initial_temperature": (1e-8, FINITE),
     "discrete_target_entropy_scale": (0.0, 1.0),
     "max_grad_norm": (1e-6, float("inf")),
     "adam_epsilon": (1e-12, 1.0),

@@ -57,17 +57,18 @@ class Hparams(NamedTuple):
     exploration_noise: Any = 0.1  # standard deviation, with actions scaled to [-1, 1]
     exploration_noise_end: Any = 0.0
     target_noise: Any = 0.2  # standard deviation of the target policy's smoothing; 0: off
-    noise_clip: Any = 0.5  # the largest noise of the target policy
+    noise_clip: Any = 0.5  # the largest noise of the target policy; inf: off
     saturation_coef: Any = 0.0  # of the squared actor outputs before tanh; 0: off
     max_grad_norm: Any = float("inf")  # inf: off
     adam_epsilon: Any = 1e-8
 
 
-# (lowest, highest) value of an hparam; those not named here must be >= 0
+# (lowest, highest) value of an hparam; those not named here must be >= 0 and finite
 BOUNDS = {
     "gamma": (0.0, 1.0),
     "tau": (0.0, 1.0),
     "max_grad_norm": (1e-6, float("inf")),
+    "noise_clip": (0.0, float("inf")),
     "adam_epsilon": (1e-12, 1.0),
 }
 

@@ -50,17 +50,17 @@ def in_single_precision(name: str, value: float) -> None:
         )
 
 
-_FINITE = ("learning_rate", "learning_rate_end")  # infinity is not "off" here
+# the highest value of an hparam in which infinity would switch nothing off
+FINITE = float(np.finfo(np.float32).max)
 
 
 def hparams_in_range(hparams: Any, bounds: Mapping[str, tuple[float, float]]) -> None:
-    """Every float must lie in its (lowest, highest) of `bounds`; others must be >= 0."""
+    """Every float must lie in its (lowest, highest) of `bounds`; others in (0, FINITE)."""
     for name, value in hparams._asdict().items():
-        low, high = bounds.get(name, (0.0, math.inf))
+        low, high = bounds.get(name, (0.0, FINITE))
         if isinstance(value, bool) or not isinstance(value, Real):
             raise UsageError(f"{name} = {value!r} is a {type(value).__name__}; give a number")
-        if not low <= float(value) <= high:
-            raise UsageError(f"{name} = {value} is out of range; give a number in [{low}, {high}]")
-        if name in _FINITE and math.isinf(float(value)):
-            raise UsageError(f"{name} = {value} is out of range; give a finite number, as in 3e-4")
         in_single_precision(name, float(value))
+        if not low <= float(value) <= high:
+            end = "inf)" if high == FINITE else f"{high}]"
+            raise UsageError(f"{name} = {value} is out of range; give a number in [{low}, {end}")

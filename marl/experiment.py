@@ -18,19 +18,31 @@ from marl.options import order_overrides, shown
 MAY_CHANGE = ("training.total_steps", "training.log_interval", "evaluation", "checkpoint")
 
 
-def build(config: Config, env: Any = None, directory: Path | None = None) -> tuple[Any, Any]:
-    """The environment (or `env`, where it is one without an id) and the team.
-
-    `directory` is that of the run, where there is one: its frozen agents are those it keeps.
-    """
+def build(config: Config) -> tuple[Any, Any]:
+    """The environment and the team of a new run."""
     import marl
 
-    env = marl.make(config.env.id, **config.env.kwargs) if env is None else env
+    env = marl.make(config.env.id, **config.env.kwargs)
     options = dict(vars(config.team))
-    if directory is not None:
-        options["overrides"] = order_overrides(options["overrides"], frozen_overrides(directory))
     learner = dict(options.pop("learner"))
     return env, marl.team(env, learner.pop("name"), **options, **learner)
+
+
+def rebuild(config: Config, directory: Path, env: Any = None) -> tuple[Any, Any]:
+    """Those of the run in `directory`, also where a new run of that `config` would be refused.
+
+    `env` is the environment, where it is one without an id. Frozen agents are those that the run
+    keeps.
+    """
+    import marl
+    from marl import specs
+
+    env = marl.make(config.env.id, **config.env.kwargs) if env is None else env
+    request = dict(vars(config.team))
+    learner = dict(request["learner"])
+    request |= {"learner": learner.pop("name"), "learner_options": learner}
+    request["overrides"] = order_overrides(request["overrides"], frozen_overrides(directory))
+    return env, specs.rebuild(env, request)
 
 
 def training_arguments(config: Config) -> dict[str, Any]:
@@ -93,7 +105,7 @@ def resume(directory: str | Path, settings: Iterable[str] = (), progress: bool =
             f"{', '.join(MAY_CHANGE)}. Start a new run for another experiment"
         )
     _check_unfinished(Path(directory), config.training.total_steps)
-    env, team = build(config, directory=Path(directory))
+    env, team = rebuild(config, Path(directory))
     arguments = training_arguments(config)
     if changed:
         _write(file, configuration.to_yaml(config))

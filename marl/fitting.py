@@ -220,9 +220,20 @@ def check_update_order(spec: TeamSpec) -> None:
         names = [agent.name for agent in spec.agents]
         why = spec.reward_teams.why_alone(names, "update_order at 'simultaneous'")
         raise UsageError(f"{does}, and {why}")
+    able = sequential.able(lift(spec).groups)
+    for members in spec.reward_teams.members:
+        turns = [p for own in able for p in own if p in members]
+        if len(turns) > 1:  # of one actor, or they would learn in turn
+            raise UsageError(
+                f"{does}, and {', '.join(spec.agents[p].name for p in turns)} share one actor, "
+                "which learns at once; give them actors of their own (sharing = 'none', or only "
+                "sharing.actor = 'none'), or leave update_order at 'simultaneous'"
+            )
+    learners = {p: _name(agent.algorithm) for p, agent in enumerate(spec.agents)}
     raise UsageError(
-        f"{does}, and no team has two with policies of their own that learn from rollouts; "
-        "use ppo or a2c in one, and actors that not all of it share"
+        f"{does}, for learners that have policies and learn from rollouts, and no reward team has "
+        f"two agents with such ({_named(spec, learners)}); give two of a team ppo or a2c, or leave "
+        "update_order at 'simultaneous'"
     )
 
 
@@ -271,12 +282,14 @@ def _check_shaped_reward(env: Any, options: Any) -> None:
 
 
 def _shapes(tree: Any) -> str:
-    """Names and shapes of arrays, as in `ann: float32[2], bob: float32[]`."""
+    """Names and shapes of arrays, as in `ann: float32[2], bob: None`."""
     if isinstance(tree, Mapping):
         return ", ".join(f"{name}: {_shapes(x)}" for name, x in tree.items()) or "{}"
     if isinstance(tree, list | tuple):
         return f"[{', '.join(map(_shapes, tree))}]"
-    return f"{tree.dtype}[{', '.join(map(str, tree.shape))}]"
+    if hasattr(tree, "dtype") and hasattr(tree, "shape"):
+        return f"{tree.dtype}[{', '.join(map(str, tree.shape))}]"
+    return repr(tree)
 
 
 def with_final_extras(env: Any, spec: TeamSpec) -> Any:

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import difflib
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ KINDS = {
     tuple: "a list such as [64, 64]",
     dict: "a mapping of names to values",
 }
+# YAML's own spelling has a dot before it
+_NUMBERS = [sign + word for sign in ("", "+", "-") for word in ("inf", "nan")]
 REPLACED = ("critic", "sharing", "reward_teams")  # a partition of the agents is one value
 # beside the learner's options
 TEAM_OVERRIDES = {"learner": str, "critic": Any, "sharing": Any, "reward_scale": float}
@@ -47,10 +50,12 @@ def coerce(key: str, value: Any, kind: Any) -> Any:
 
 
 def _number(key: str, value: Any, kind: type) -> Any:
-    if isinstance(value, str) and value.lower().lstrip("+-") in ("inf", "nan"):
-        value = float(value)  # YAML's own spelling has a dot before it
+    if isinstance(value, str) and value.lower() in _NUMBERS:
+        value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UsageError(f"{key}={shown(value)}: expected {KINDS[kind]}{_hint(value)}")
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        raise UsageError(f"{key} has {len(str(abs(value)))} digits: give a number up to 1e308")
     if math.isnan(value) or (kind is int and math.isinf(value)):
         raise UsageError(f"{key}={shown(value)}: expected {KINDS[kind]}, and {value} is none")
     if kind is float:

@@ -148,7 +148,7 @@ def _team(path: Path, texts: tuple[str, ...], env: Any) -> Team:
             f"it was trained with a learner object ({name.removeprefix(NAMELESS)}) that has no "
             "name, so nobody can make it again; train with a learner that is a module"
         )
-    return experiment.build(recorded, env, path)[1]
+    return experiment.rebuild(recorded, path, env)[1]
 
 
 def _about(recorded: Config, team: Team, position: int) -> About:

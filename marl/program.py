@@ -33,6 +33,13 @@ class RunState(NamedTuple):
     returns: Any = ()  # per reward team, by which rewards are normalised; () where they are not
 
 
+class RewardMetrics(NamedTuple):
+    """What rewards were learned with in one update; () of `Terms` that are off."""
+
+    shaped_weight: Any = ()  # []
+    return_std: Any = ()  # [teams]
+
+
 class Metrics(NamedTuple):
     """Of one update."""
 
@@ -40,7 +47,7 @@ class Metrics(NamedTuple):
     episodes: Episodes
     faults: Faults  # what was not finite in its rollout
     finite: Any  # per group, [S] bool: whether the update was finite
-    rewards: Any  # a dict, of `Terms` that are on: shaped_weight [], return_std [teams]
+    rewards: RewardMetrics
 
 
 class ProgramSpec(NamedTuple):
@@ -221,13 +228,15 @@ def train_step(spec: ProgramSpec, number: jax.Array, state: RunState) -> tuple[R
 
 def _terms(
     spec: TeamSpec, returns: Any, env_steps: jax.Array, hparams: tuple[Any, ...]
-) -> dict[str, jax.Array]:
+) -> RewardMetrics:
     """What this update's rewards were made with, beside what does not change."""
-    found = {}
+    found = RewardMetrics()
     if spec.terms.shaped:
-        found["shaped_weight"] = rewards.shaped_weight(rewards.of_team(hparams), env_steps)
+        weight = rewards.shaped_weight(rewards.of_team(hparams), env_steps)
+        found = found._replace(shaped_weight=weight)
     if spec.terms.normalised:
-        found["return_std"] = reward_scaling.reported(spec, lift(spec).groups, returns, hparams)
+        deviation = reward_scaling.reported(spec, lift(spec).groups, returns, hparams)
+        found = found._replace(return_std=deviation)
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from marl.program import Metrics
+from marl.program import Metrics, RewardMetrics
 from marl.specs import Team
 
 
@@ -56,13 +56,13 @@ def _episodes(team: Team, episodes: Any) -> dict[str, Any]:
     return row
 
 
-def _rewards(team: Team, found: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """What rewards were learned with: [updates, ...], with a column per reward team for some."""
+def _rewards(team: Team, found: RewardMetrics) -> dict[str, Any]:
+    """What rewards were learned with, [updates, ...]."""
     row = {}
-    if "shaped_weight" in found:
-        row["shaped_weight"] = _plain(found["shaped_weight"].mean(0))
-    if "return_std" in found:
-        mean = _finite_mean(found["return_std"])
+    if jax.tree.leaves(found.shaped_weight):
+        row["shaped_weight"] = _plain(found.shaped_weight.mean(0))
+    if jax.tree.leaves(found.return_std):
+        mean = _finite_mean(found.return_std)
         for index, name in enumerate(team.spec.reward_teams.names):
             if not np.isnan(mean[..., index]).all():
                 row[f"return_std/{name}"] = _plain(mean[..., index])

@@ -43,7 +43,7 @@ class RewardTeams(NamedTuple):
                 f"or leave {leave}"
             )
         return (
-            "every agent is alone in its team; give reward_teams, as in reward_teams = 'all', "
+            "every agent is alone in its reward team; put two in one, as in reward_teams = 'all', "
             f"or leave {leave}"
         )
 

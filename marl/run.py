@@ -296,7 +296,7 @@ def load(
     path = experiment.run_directory(path)
     recorded = configuration.load(path / CONFIG)
     if team is None:
-        _, team = experiment.build(recorded, env, path)
+        _, team = experiment.rebuild(recorded, path, env)
     spec = ProgramSpec.of(team, recorded.training)
     keep_replay = recorded.checkpoint.replay
     run = Run(team, spec, recorded.training.seed, configuration.to_dict(recorded), keep_replay)

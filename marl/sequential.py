@@ -31,17 +31,21 @@ class Turns(NamedTuple):
     log_ratio: jax.Array  # [reward teams, T, B]: of those that had their turn, new to old
 
 
-def which(spec: "TeamSpec", built: tuple[Group, ...]) -> tuple[int, ...]:
-    """Indices of the groups that learn in turn: of policies, in teams of several sharing sets."""
-    able = [
+def able(built: tuple[Group, ...]) -> list[tuple[int, ...]]:
+    """Sharing sets that may learn in turn: of policies that learn from rollouts."""
+    return [
         members
         for group in built
         if group.learner.experience == "rollout" and group.learner.log_prob is not None
         for members in group.sets
     ]
+
+
+def which(spec: "TeamSpec", built: tuple[Group, ...]) -> tuple[int, ...]:
+    """Indices of the groups that learn in turn: in teams of several sets that may."""
     together: set[int] = set()
     for team in spec.reward_teams.members:
-        turns = [members for members in able if set(members).intersection(team)]
+        turns = [members for members in able(built) if set(members).intersection(team)]
         together |= {p for members in turns for p in members} if len(turns) > 1 else set()
     return tuple(i for i, group in enumerate(built) if together.intersection(group.positions))
 

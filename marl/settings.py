@@ -109,11 +109,6 @@ class Settings(NamedTuple):
             raise UsageError(f"seed = {self.seed} is out of range; seeds end at {2**32 - 1}")
         if not isinstance(self.checkpoint_replay, bool):
             raise UsageError(f"checkpoint_replay = {self.checkpoint_replay!r}; give True or False")
-        if not self.checkpoint_replay and team.spec.replay is None:
-            raise UsageError(
-                "checkpoint_replay = False (checkpoint.replay=false) leaves the replay buffer out "
-                "of checkpoints, and no learner of this team has one; leave it at True"
-            )
         one_of("on_nan", self.on_nan, ("stop", "skip"))
         if self.steps_per_update > _MOST_STEPS or self.updates > _MOST_STEPS:
             raise UsageError(

@@ -22,9 +22,9 @@ class Resolved(NamedTuple):
     hparams: Any
     critic: tuple[str, ...]
     sharing: str  # "none", "group", or the name of a set
-    critic_sharing: str | None = None  # the same or "reward_team"; None: as the actor
-    reward_scale: float = 1.0
-    given: Mapping[str, str] = {}  # options that the user gave, with where: "" for the team's
+    critic_sharing: str | None  # the same or "reward_team"; None: as the actor
+    reward_scale: float
+    given: Mapping[str, str | None]  # the override that gives an option; None: the team's options
 
 
 class Named(NamedTuple):
@@ -128,7 +128,7 @@ def critic_sets(
     if apart and len(set(team_of.values())) == len(agents) > 1:
         raise UsageError(
             "sharing.critic = 'reward_team' shares a critic in each reward team, and each agent is "
-            "alone in its own; give reward_teams, as in reward_teams = 'all'"
+            "alone in its own; put two in one, as in reward_teams = 'all'"
         )
     sets: dict[Any, list[int]] = {}
     for index, members in enumerate(actor_sets):

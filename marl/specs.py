@@ -7,21 +7,23 @@ match wins. Floats become hparams, everything else config.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from marl import critics, fitting, groups, learning, patterns, unused
+from marl import critics, fitting, groups, learning, unused
 from marl import sharing as sharing_of
 from marl.agents.learner import Given, Learner
 from marl.agents.validation import one_of
-from marl.binding import bind_options, bind_replay, resolve_algorithm
+from marl.binding import bind_replay
 from marl.dispatch import AgentSpec, Lifted, TeamSpec, lift
 from marl.envs import registry as environments
 from marl.envs import spaces
 from marl.envs.errors import UsageError, nearest
 from marl.envs.interface import AutoReset
+from marl.resolve import TEAM_OPTIONS, resolve_agent
 from marl.rewards import (
     DEATHS,
     POOLINGS,
@@ -29,12 +31,9 @@ from marl.rewards import (
     RewardTeams,
     Terms,
     bind_shaped,
-    check_scale,
     parse_teams,
 )
 from marl.sharing import Resolved, critic_sets, sharing_sets
-
-_TEAM_OPTIONS = ("learner", "critic", "sharing", "reward_scale")
 
 
 @dataclass(frozen=True)
@@ -162,30 +161,47 @@ def team(
     Raises:
       UsageError: with what was given, what was expected and what to do.
     """
-    if not isinstance(overrides, Mapping | None):
-        raise UsageError(
-            f"overrides = {overrides!r} is a {type(overrides).__name__}; write "
-            "{pattern: {option: value}}"
-        )
-    reward_hparams = bind_shaped(shaped_reward or {})
     request = {
         "learner": learner,
-        "learner_options": dict(learner_options),
+        "learner_options": learner_options,
         "critic": critic,
         "sharing": sharing,
         "reward_teams": reward_teams,
         "reward_pooling": reward_pooling,
         "death": death,
-        "shaped_reward": dict(shaped_reward or {}),
+        "shaped_reward": shaped_reward or {},
         "reward_scale": reward_scale,
         "normalize_rewards": normalize_rewards,
-        "overrides": dict(overrides or {}),
+        "overrides": {} if overrides is None else overrides,
         "agent_ids": agent_ids,
         "mixer": mixer,
-        "replay": dict(replay or {}),
+        "replay": replay or {},
         "update_order": update_order,
         "vectorise": vectorise,
     }
+    made, resolved = _make(env, request)
+    unused.check(made, resolved)
+    return made
+
+
+def rebuild(env: Any, request: Mapping[str, Any]) -> Team:
+    """The team that `request` (`Team.request`) once made, also where a new one would be refused.
+
+    Raises:
+      UsageError: it does not fit together.
+    """
+    return _make(env, request)[0]
+
+
+def _make(env: Any, request: Mapping[str, Any]) -> tuple[Team, list[Resolved]]:
+    """The team, and what its agents were resolved to."""
+    ask = SimpleNamespace(**request)
+    if not isinstance(ask.overrides, Mapping):
+        raise UsageError(
+            f"overrides = {ask.overrides!r} is a {type(ask.overrides).__name__}; write "
+            "{pattern: {option: value}}"
+        )
+    reward_hparams = bind_shaped(ask.shaped_reward)
     inner = env.env if isinstance(env, AutoReset) else env
     if missing := environments.missing_members(inner):
         raise UsageError(f"the environment {type(inner).__name__} lacks {', '.join(missing)}")
@@ -193,97 +209,41 @@ def team(
     environments.check_hash(env)
     environments.validate(env)
     agents = tuple(env.agents)
-    one_of("reward_pooling", reward_pooling, POOLINGS)
-    one_of("death", death, DEATHS)
-    one_of("mixer", mixer, learning.MIXERS)
-    one_of("update_order", update_order, learning.UPDATE_ORDERS)
-    actors, critics_of = sharing_of.named_sets(sharing, agents)
-    if not isinstance(normalize_rewards, bool):
-        raise UsageError(f"normalize_rewards = {normalize_rewards!r}; give True or False")
-    base = {"learner": learner, "critic": critic, "reward_scale": reward_scale, **learner_options}
-    resolved = [
-        _resolve_agent(env, agent, base, (actors, critics_of), overrides or {}) for agent in agents
-    ]
-    teams = RewardTeams(*parse_teams(reward_teams, agents), reward_pooling, death)
-    spec = _spec(env, agents, resolved, teams, agent_ids, vectorise)
-    spec = dataclasses.replace(spec, mixer=mixer, update_order=update_order)
+    one_of("reward_pooling", ask.reward_pooling, POOLINGS)
+    one_of("death", ask.death, DEATHS)
+    one_of("mixer", ask.mixer, learning.MIXERS)
+    one_of("update_order", ask.update_order, learning.UPDATE_ORDERS)
+    named = sharing_of.named_sets(ask.sharing, agents)
+    if not isinstance(ask.normalize_rewards, bool):
+        raise UsageError(f"normalize_rewards = {ask.normalize_rewards!r}; give True or False")
+    base = {name: request[name] for name in TEAM_OPTIONS if name != "sharing"}
+    base |= ask.learner_options
+    resolved = [resolve_agent(env, agent, base, named, ask.overrides) for agent in agents]
+    teams = RewardTeams(*parse_teams(ask.reward_teams, agents), ask.reward_pooling, ask.death)
+    spec = _spec(env, agents, resolved, teams, ask.agent_ids, ask.vectorise)
+    spec = dataclasses.replace(spec, mixer=ask.mixer, update_order=ask.update_order)
     if any(learning.on_replay(group) for group in lift(spec).groups):
         windows = [group.learner.window for group in lift(spec).groups if learning.on_replay(group)]
-        sizes = bind_replay(replay or {})._replace(sequence=max(windows))
+        sizes = bind_replay(ask.replay)._replace(sequence=max(windows))
         spec = dataclasses.replace(spec, replay=sizes)
-    elif replay:
-        raise fitting.without_replay(replay, spec)
-    if mixer != "none":
+    if ask.mixer != "none":
         spec = fitting.with_mixer(env, spec, resolved)
     fitting.check_learners(spec, resolved)
     fitting.check_update_order(spec)
-    unused.check(spec, resolved, reward_teams)
     scale = tuple(float(agent.reward_scale) for agent in resolved)
     reward_hparams = reward_hparams._replace(scale=scale)
-    terms = Terms(reward_hparams.shaped_steps > 0, set(scale) != {1.0}, normalize_rewards)
-    fitting.check_terms(env, terms, teams, resolved, shaped_reward)
+    terms = Terms(reward_hparams.shaped_steps > 0, set(scale) != {1.0}, ask.normalize_rewards)
+    fitting.check_terms(env, terms, teams, resolved, ask.shaped_reward)
     spec = dataclasses.replace(spec, terms=terms)
     hparams = tuple(agent.hparams for agent in resolved)
     env = fitting.with_final_extras(env, spec)
-    return Team(env, spec, hparams, source, request, reward_hparams)
+    kept = {name: dict(x) if isinstance(x, Mapping) else x for name, x in request.items()}
+    return Team(env, spec, hparams, source, kept, reward_hparams), resolved
 
 
 def same_environment(env: Any, team: Team) -> bool:
     """Whether `team` was made for `env`."""
     return env == team.source or environments.by_name(env) == environments.by_name(team.source)
-
-
-def _resolve_agent(
-    env: Any,
-    agent: str,
-    base: Mapping[str, Any],
-    named: tuple[sharing_of.Named, sharing_of.Named],
-    overrides: Mapping[str, Mapping[str, Any]],
-) -> Resolved:
-    agents, options, given = tuple(env.agents), dict(base), dict.fromkeys(base, "")
-    options["sharing"] = dict(zip(sharing_of.PARTS, (n.of(agent) for n in named), strict=True))
-    for pattern, changes in overrides.items():
-        if not isinstance(changes, Mapping):
-            raise UsageError(
-                f"overrides.{pattern} = {changes!r} is not a mapping; "
-                "write {option: value}, as in {learning_rate: 1e-3}"
-            )
-        if agent not in patterns.matching_some(pattern, agents, "overrides: agents"):
-            continue
-        if "learner" in changes and changes["learner"] != options["learner"]:
-            # another learner starts from its own defaults
-            options = {name: options[name] for name in _TEAM_OPTIONS}
-            given = {name: given[name] for name in _TEAM_OPTIONS if name in given}
-            changed = resolve_algorithm(changes["learner"])
-            if critics.kind(changed) is None:
-                options["critic"] = "self"  # the team's does not apply to it
-            if not hasattr(changed, "make_critic"):
-                actor, _ = sharing_of.by_part(options["sharing"], f"sharing of {agent}")
-                options["sharing"] = {"actor": actor, "critic": None}
-        if isinstance(changes.get("sharing"), Mapping):  # of actor and critic, what it names
-            where = f"sharing of {agent}"
-            before = dict(
-                zip(sharing_of.PARTS, sharing_of.by_part(options["sharing"], where), strict=True)
-            )
-            changes = {**changes, "sharing": before | dict(changes["sharing"])}
-        options |= changes
-        given |= dict.fromkeys(changes, f"overrides.{pattern}: ")
-    sharing = sharing_of.resolve(options["sharing"], agent, *named)
-    algorithm = resolve_algorithm(options["learner"])
-    config, hparams = bind_options(
-        algorithm, options["learner"], {k: v for k, v in options.items() if k not in _TEAM_OPTIONS}
-    )
-    if hasattr(algorithm, "bind"):
-        if sharing[0] in named[0].set_of.values():
-            raise UsageError(
-                f"{agent} is in the sharing set {sharing[0]!r}, and learner {options['learner']!r} "
-                f"shares nothing; take {agent} out of sharing.{sharing[0]}"
-            )
-        sharing = ("none", None)
-        config, hparams = algorithm.bind(env, agent, config, hparams)
-    critic = critics.parse(options["critic"], "critic", agents)
-    check_scale(options["reward_scale"], agent)
-    return Resolved(algorithm, config, hparams, critic, *sharing, options["reward_scale"], given)
 
 
 def _spec(

@@ -1,18 +1,20 @@
-"""Options that would do nothing: refused where a team is made, so that nobody counts on them.
+"""Options that would do nothing: refused where a new team is made, so that nobody counts on them.
 
-Only what nobody in the team uses is refused, and only where it does not come with what would switch
-it on: a file may give a memory's size, and a line after it `core=none`.
+The team's options and each override are looked at apart. Refused is what does nothing for any of
+the agents whose options come from there, and only where it does not come with what would switch it
+on: a file may give a memory's size, and a line after it `core=none`.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from marl import fitting
 from marl.binding import ALGORITHMS
 from marl.envs.errors import UsageError
 from marl.sharing import Resolved
 
 if TYPE_CHECKING:
-    from marl.dispatch import TeamSpec
+    from marl.specs import Team
 
 # option -> the option that switches it on, off by default in all learners of this library, and how
 NEEDED = {
@@ -24,16 +26,18 @@ NEEDED = {
 }
 
 
-def check(spec: "TeamSpec", resolved: Sequence[Resolved], reward_teams: Any) -> None:
+def check(team: "Team", resolved: Sequence[Resolved]) -> None:
     """Raise UsageError where an option that was given does nothing for anybody."""
+    spec, request = team.spec, team.request
+    if request["replay"] and spec.replay is None:
+        raise fitting.without_replay(request["replay"], spec)
     _check_options(resolved)
-    _check_reward_scale(spec, resolved)
+    _check_reward_scale(team.agents, resolved)
     alone = all(len(members) == 1 for members in spec.reward_teams.members)
-    if spec.reward_teams.pooling != "mean" and alone and reward_teams != "all":
-        names = [agent.name for agent in spec.agents]
+    if spec.reward_teams.pooling != "mean" and alone and request["reward_teams"] != "all":
         raise UsageError(
             f"reward_pooling = {spec.reward_teams.pooling!r} pools the rewards of a reward team, "
-            "and " + spec.reward_teams.why_alone(names, "reward_pooling at 'mean'")
+            "and " + spec.reward_teams.why_alone(team.agents, "reward_pooling at 'mean'")
         )
     shared = any(len(members) > 1 for members in (*spec.sharing_sets, *spec.critic_sets))
     words = {"group", "reward_team"}  # whom they find is up to the environment
@@ -45,36 +49,41 @@ def check(spec: "TeamSpec", resolved: Sequence[Resolved], reward_teams: Any) -> 
         )
 
 
-def _origins(resolved: Sequence[Resolved], option: str) -> dict[str, list[Resolved]]:
-    """Where `option` was given: the team's options, or an override, with the agents it is of."""
-    found: dict[str, list[Resolved]] = {}
-    for agent in resolved:
+def _origins(resolved: Sequence[Resolved], option: str) -> dict[str | None, list[int]]:
+    """Where `option` was given (None: in the team's options), with positions of those it is of."""
+    found: dict[str | None, list[int]] = {}
+    for position, agent in enumerate(resolved):
         if option in agent.given:
-            found.setdefault(agent.given[option], []).append(agent)
+            found.setdefault(agent.given[option], []).append(position)
     return found
+
+
+def _named(option: str, pattern: str | None) -> str:
+    return option if pattern is None else f"overrides.{pattern}: {option}"
 
 
 def _check_options(resolved: Sequence[Resolved]) -> None:
     ours = [r for r in resolved if getattr(r.algorithm, "__name__", "").startswith("marl.agents.")]
     for option, (needed, how) in NEEDED.items():
-        for origin, agents in _origins(ours, option).items():
+        for pattern, positions in _origins(ours, option).items():
+            agents = [ours[p] for p in positions]
             if any(needed in agent.given for agent in agents):
                 continue
             value = getattr(agents[0].hparams, option, getattr(agents[0].config, option, None))
             raise UsageError(
-                f"{origin}{option} = {value} does nothing without {needed}; "
+                f"{_named(option, pattern)} = {value} does nothing without {needed}; "
                 f"give {how} too, or leave {option} away"
             )
 
 
-def _check_reward_scale(spec: "TeamSpec", resolved: Sequence[Resolved]) -> None:
-    names = {id(agent): of.name for agent, of in zip(resolved, spec.agents, strict=True)}
-    for origin, agents in _origins(resolved, "reward_scale").items():
-        if agents[0].reward_scale == 1 or any(_learns(agent.algorithm) for agent in agents):
+def _check_reward_scale(names: Sequence[str], resolved: Sequence[Resolved]) -> None:
+    for pattern, positions in _origins(resolved, "reward_scale").items():
+        scale = resolved[positions[0]].reward_scale
+        if scale == 1 or any(_learns(resolved[p].algorithm) for p in positions):
             continue
         raise UsageError(
-            f"{origin}reward_scale = {agents[0].reward_scale:g} is of what an agent learns from, "
-            f"and {', '.join(names[id(agent)] for agent in agents)} do not learn; "
+            f"{_named('reward_scale', pattern)} = {scale:g} is of what an agent learns from, "
+            f"and {', '.join(names[p] for p in positions)} do not learn; "
             "leave reward_scale at 1"
         )
 

@@ -6,9 +6,11 @@ own. A ```yaml block that begins with `# <file>` is written to that file. In ```
 lines that begin with `marl` or `make` are checked as far as that costs nothing.
 """
 
+import itertools
 import re
 import shlex
 import sys
+import unicodedata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -126,7 +128,59 @@ def pretend_to_run(monkeypatch):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    targets = re.findall(r"\]\(([^)#\s]+)", text)
-    missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
-    assert not missing
+    found = [link for link in re.findall(r"\]\(([^)\s]+)", prose(page)) if "://" not in link]
+    assert [link for link in found if not leads_somewhere(page, link)] == []
+
+
+def leads_somewhere(page, link):
+    path, _, anchor = link.partition("#")
+    target = page.parent / path if path else page
+    if not anchor:
+        return target.exists()
+    return target.suffix == ".md" and target.is_file() and anchor in anchors(target)
+
+
+def prose(page):
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.M)
+
+
+def anchors(page):
+    """Those of headings that GitHub and MkDocs agree about."""
+    texts = [
+        re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        for heading in re.findall(r"^#+ +(.+?)[ #]*$", prose(page), re.MULTILINE)
+    ]
+    return numbered(map(github_slug, texts), "-") & numbered(map(mkdocs_slug, texts), "_")
+
+
+def github_slug(text):
+    return re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+
+
+def mkdocs_slug(text):
+    ascii_only = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", ascii_only).strip().lower())
+
+
+def numbered(slugs, joint):
+    """Each of them once: the second of its kind gets a number."""
+    found = set()
+    for slug in slugs:
+        others = (f"{slug}{joint}{number}" for number in itertools.count(1))
+        found.add(next(name for name in itertools.chain([slug], others) if name not in found))
+    return found
+
+
+def test_links_to_headings_that_are_not_there_are_found(tmp_path):
+    page, other = tmp_path / "page.md", tmp_path / "other.md"
+    page.write_text("# One page\n\n```bash\n# a comment\n```\n\n## `Here`, and [there](x)'s\n")
+    other.write_text("# Twice\n\n## Twice\n\n### A / b\n")
+    (tmp_path / "code.py").touch()
+    good = "#one-page #here-and-theres other.md other.md#twice page.md#one-page code.py ."
+    bad = (
+        "#a-comment #Here #twice other.md#one-page other.md#thrice code.py#one gone.md gone.md#one"
+    )
+    # with a number and around a slash their rules differ
+    bad += " other.md#twice-1 other.md#twice_1 other.md#a-b other.md#a--b"
+    assert [link for link in good.split() if not leads_somewhere(page, link)] == []
+    assert [link for link in bad.split() if leads_somewhere(page, link)] == []

@@ -257,7 +257,11 @@ def test_the_two_step_game_ends_where_the_theory_says(algorithm, mixer, payoff, 
 
 BAD = {
     "unknown": ({"mixer": "qmx"}, "qmix"),
-    "nobody in a team": ({"reward_teams": "none"}, "give reward_teams, as in reward_teams = 'all'"),
+    "nobody in a team": ({"reward_teams": "none"}, "put two in one, as in reward_teams = 'all'"),
+    "teams that agents are anyway": (
+        {"reward_teams": {"ann": ["ann"]}},
+        "every agent is alone in its reward team; put two in one, as in reward_teams = 'all', or",
+    ),
     "one in a team": (
         {"reward_teams": {"crew": ["ann"]}},
         r"each of reward_teams has one agent \(crew: ann\); give one of them two",

@@ -65,4 +65,4 @@ def test_nothing_is_reported_of_what_is_off():
         state = program.init_state(spec, key, team.group_hparams())
         return program.train_step(spec, state.update, state)[1]
 
-    assert jax.eval_shape(step, jax.random.key(0)).rewards == {}
+    assert jax.eval_shape(step, jax.random.key(0)).rewards == program.RewardMetrics((), ())

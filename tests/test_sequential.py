@@ -284,10 +284,13 @@ def test_the_exact_joint_return_never_falls(game):
 def test_somebody_must_be_able_to_take_turns():
     with pytest.raises(UsageError, match=r"update_order = 'sequential'.*reward_teams = 'all'"):
         marl.team(TRIO, "ppo", update_order="sequential")
-    with pytest.raises(UsageError, match="update_order = 'sequential'"):
-        marl.team(TRIO, "dqn", **HAPPO)
-    with pytest.raises(UsageError, match="actors that not all of it share"):
+    with pytest.raises(UsageError, match=r"\(a: dqn, b: dqn, c: ppo\); give two of a team ppo"):
+        marl.team(TRIO, "dqn", **HAPPO, overrides={"c": {"learner": "ppo"}})
+    with pytest.raises(UsageError, match=r"a, b, c share one actor, .* sharing.actor = 'none'"):
         marl.team(TRIO, "ppo", **HAPPO, sharing="group")
+    with pytest.raises(UsageError, match="and a, b share one actor"):
+        overrides = {"c": {"learner": "dqn"}}
+        marl.team(TRIO, "ppo", **HAPPO, sharing={"us": ["a", "b"]}, overrides=overrides)
     with pytest.raises(UsageError, match=r"each of reward_teams has one agent \(x: a, y: b\)"):
         teams = {"x": ["a"], "y": ["b"]}
         marl.team(TRIO, "ppo", update_order="sequential", reward_teams=teams)

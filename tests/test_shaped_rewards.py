@@ -215,6 +215,8 @@ def test_bad_settings_say_what_to_do(case):
         (jnp.zeros(3), "has it as float32[3]; jaxmarl"),
         ({"ann": jnp.zeros(2), "bob": jnp.int32(1)}, "has it as ann: float32[2], bob: int32[]; "),
         ([jnp.zeros((2, 3)), jnp.ones(1)], "has it as [float32[2, 3], float32[1]]; "),
+        ({"ann": None, "bob": jnp.ones(1)}, "has it as ann: None, bob: float32[1]; "),
+        ([None], "has it as [None]; "),
     ],
 )
 def test_what_an_environment_gives_instead_is_shown(given, shown):

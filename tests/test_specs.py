@@ -54,7 +54,7 @@ BAD = {
         ["overrides.row = 3", "{option: value}"],
     ),
     "above its range": (GAME, {"gamma": 1.5}, ["gamma = 1.5", "out of range", "[0.0, 1.0]"]),
-    "below its range": (GAME, {"learning_rate": -1}, ["learning_rate = -1", "[0.0, inf]"]),
+    "below its range": (GAME, {"learning_rate": -1}, ["learning_rate = -1", "[0.0, inf)"]),
     "not a number": (GAME, {"gamma": float("nan")}, ["gamma = nan", "[0.0, 1.0]"]),
     "out of range in an override": (
         GAME,

@@ -3,6 +3,8 @@
 import dataclasses
 
 import pytest
+from frozen_cases import source
+from team_cases import assert_identical
 
 import marl
 from marl import binding, config, experiment, unused
@@ -10,7 +12,8 @@ from marl.agents import registry
 from marl.binding import resolve_algorithm
 from marl.envs.errors import UsageError
 
-GAME = marl.make("toy/cooperative")  # row, column
+GAME_ID = "toy/cooperative"
+GAME = marl.make(GAME_ID)  # row, column
 MIXED = marl.make("toy/heterogeneous")
 ALONE = marl.make("toy/probe_memory")
 
@@ -116,6 +119,43 @@ def test_agent_ids_need_somebody_who_shares():
     for critics in ("reward_team", {"ours": ["row", "column"]}):
         sharing = {"actor": "none", "critic": critics}
         marl.team(GAME, "ppo", agent_ids=False, sharing=sharing, reward_teams="all", critic="all")
+
+
+RECORDED = {
+    "hidden_sizes": (4,),
+    "core_size": 8,
+    "reward_pooling": "sum",
+    "agent_ids": False,
+    "replay": {"capacity": 64},
+    "overrides": {"column": {"learner": "random", "reward_scale": 2.0}},
+}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A run from before such options were refused. Tests only read it."""
+    with pytest.MonkeyPatch.context() as before:
+        before.setattr(unused, "check", lambda *arguments: None)
+        return source(tmp_path_factory.mktemp("runs") / "run", marl.team(GAME, "ppo", **RECORDED))
+
+
+def test_a_new_run_of_what_was_recorded_is_refused(recorded):
+    for left_away in ({}, {"replay": None}, {"replay": None, "core_size": 64, "core": "none"}):
+        refused(**(RECORDED | left_away))
+    with pytest.raises(UsageError, match="sizes of a replay buffer"):
+        experiment.describe(config.load(recorded.path / "config.yaml"))
+
+
+def test_a_run_that_was_recorded_is_loaded_and_goes_on(recorded, monkeypatch):
+    for loaded in (marl.load(recorded.path), experiment.load(recorded.path, [f"env={GAME_ID}"])):
+        assert loaded.team == recorded.team
+        assert_identical(loaded.state.team, recorded.state.team)
+    monkeypatch.setattr(marl, "train", lambda env, team, **options: team)
+    assert experiment.resume(recorded.path, ["training.total_steps=1e4"]) == recorded.team
+
+
+def test_a_policy_of_a_run_that_was_recorded_can_be_frozen(recorded):
+    marl.team(GAME, "ppo", overrides={"row": {"learner": "frozen", "run": str(recorded.path)}})
 
 
 @pytest.mark.parametrize("partition", ["reward_teams", "sharing"])

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from marl.agents import registry
 from marl.agents.validation import at_least, divisible, hparams_in_range, one_of
 from marl.envs.errors import UsageError
 
@@ -12,10 +13,6 @@ from marl.envs.errors import UsageError
 class Floats(NamedTuple):
     rate: Any = 0.1
     gamma: Any = 0.9
-
-
-class Rate(NamedTuple):
-    learning_rate: Any
 
 
 BOUNDS = {"gamma": (0.0, 1.0)}
@@ -48,7 +45,7 @@ BOUNDS = {"gamma": (0.0, 1.0)}
         ),
         (
             lambda: hparams_in_range(Floats(rate=-1), BOUNDS),
-            "rate = -1 is out of range; give a number in [0.0, inf]",
+            "rate = -1 is out of range; give a number in [0.0, inf)",
         ),
         (
             lambda: hparams_in_range(Floats(gamma=math.nan), BOUNDS),
@@ -56,11 +53,15 @@ BOUNDS = {"gamma": (0.0, 1.0)}
         ),
         (
             lambda: hparams_in_range(Floats(rate=-0.5), {}),
-            "rate = -0.5 is out of range; give a number in [0.0, inf]",
+            "rate = -0.5 is out of range; give a number in [0.0, inf)",
         ),
         (
-            lambda: hparams_in_range(Rate(math.inf), {}),
-            "learning_rate = inf is out of range; give a finite number, as in 3e-4",
+            lambda: hparams_in_range(Floats(rate=math.inf), BOUNDS),
+            "rate = inf is out of range; give a number in [0.0, inf)",
+        ),
+        (
+            lambda: hparams_in_range(Floats(rate=-1), {"rate": (0.0, math.inf)}),
+            "rate = -1 is out of range; give a number in [0.0, inf]",
         ),
         (
             lambda: one_of("core", "rnn", ("none", "gru", "lstm")),
@@ -91,5 +92,21 @@ def test_valid_values_pass():
     one_of("torso", "mlp", ("mlp", "simba"))
     at_least("num_epochs", 1, 1)
     divisible("steps", 12, "num_minibatches", 4)
-    hparams_in_range(Floats(rate=math.inf, gamma=1), BOUNDS)
+    hparams_in_range(Floats(rate=math.inf, gamma=1), BOUNDS | {"rate": (0.0, math.inf)})
     hparams_in_range(Floats(rate=0), {})
+    hparams_in_range(Floats(rate=3e38), {})
+
+
+@pytest.mark.parametrize("learner", registry.ALGORITHMS)
+def test_infinity_is_legal_where_it_switches_something_off(learner):
+    off = {"max_grad_norm", "huber_delta", "clip_epsilon", "value_clip_epsilon", "noise_clip"}
+    algorithm = registry.algorithm(learner)
+    bounds, legal = getattr(algorithm, "BOUNDS", {}), set()
+    for name in algorithm.Hparams._fields:
+        try:
+            hparams_in_range(algorithm.Hparams(**{name: math.inf}), bounds)
+        except UsageError as error:
+            assert str(error).startswith(f"{name} = inf is out of range")
+        else:
+            legal.add(name)
+    assert legal == off & set(algorithm.Hparams._fields)
