@@ -21,6 +21,7 @@ from marl.agents.actor_critic import Gradients, Parts, State
 from marl.agents.learner import Critic, CriticSpace, Learner, Rollout
 from marl.agents.schedules import Scheduled
 from marl.agents.state_values import Values
+from marl.agents.validation import FINITE
 from marl.envs.spaces import SpaceTree
 
 CRITIC = "value"
@@ -70,11 +71,11 @@ class Hparams(NamedTuple):
     initial_std: Any = 1.0  # of Gaussian policies, before squashing
 
 
-# (lowest, highest) value of an hparam; those not named here must be >= 0
+# (lowest, highest) value of an hparam; those not named here must be >= 0 and finite
 BOUNDS = {
     "gamma": (0.0, 1.0),
     "gae_lambda": (0.0, 1.0),
-    "initial_std": (1e-6, float("inf")),
+    "initial_std": (1e-6, FINITE),
     "max_grad_norm": (1e-6, float("inf")),
     "adam_epsilon": (1e-12, 1.0),
     "huber_delta": (1e-6, float("inf")),

@@ -26,7 +26,7 @@ from marl.agents.learner import Critic, CriticSpace, Learner, Rollout
 from marl.agents.networks import Features
 from marl.agents.schedules import Scheduled
 from marl.agents.state_values import Values
-from marl.agents.validation import at_least
+from marl.agents.validation import FINITE, at_least
 from marl.envs.errors import UsageError
 from marl.envs.spaces import SpaceTree
 
@@ -90,11 +90,13 @@ class Hparams(NamedTuple):
     initial_std: Any = 1.0  # of Gaussian policies, before squashing
 
 
-# (lowest, highest) value of an hparam; those not named here must be >= 0
+# (lowest, highest) value of an hparam; those not named here must be >= 0 and finite
 BOUNDS = {
     "gamma": (0.0, 1.0),
     "gae_lambda": (0.0, 1.0),
-    "initial_std": (1e-6, float("inf")),
+    "clip_epsilon": (0.0, float("inf")),
+    "value_clip_epsilon": (0.0, float("inf")),
+    "initial_std": (1e-6, FINITE),
     "max_grad_norm": (1e-6, float("inf")),
     "adam_epsilon": (1e-12, 1.0),
     "huber_delta": (1e-6, float("inf")),

@@ -73,11 +73,6 @@ def check_windows(config: Any) -> None:
 def _check_lengths(config: Any) -> None:
     at_least("sequence_length", config.sequence_length, 0)
     at_least("burn_in", config.burn_in, 0)
-    if config.core == "none" and (config.sequence_length or config.burn_in):
-        raise UsageError(
-            f"sequence_length = {config.sequence_length} and burn_in = {config.burn_in} are those "
-            "of networks with memory, and core = 'none'; leave them at 0, or set core = 'gru'"
-        )
 
 
 def check_minibatches(config: Any, batch_shape: tuple[int, int]) -> None:

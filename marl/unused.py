@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 # option -> the option that switches it on, off by default in all learners of this library, and how
 NEEDED = {
     "core_size": ("core", "core = 'gru' or 'lstm'"),
+    "sequence_length": ("core", "core = 'gru' or 'lstm'"),
+    "burn_in": ("core", "core = 'gru' or 'lstm'"),
     "huber_delta": ("value_loss", "value_loss = 'huber'"),
     "value_clip_epsilon": ("clip_values", "clip_values = True"),
     "learning_rate_end": ("learning_rate_schedule", "learning_rate_schedule = 'linear'"),
     "entropy_coef_end": ("entropy_schedule", "entropy_schedule = 'linear'"),
+    "exploration_noise_end": ("exploration_schedule", "exploration_schedule = 'linear'"),
 }
 
 
@@ -40,8 +43,8 @@ def check(team: "Team", resolved: Sequence[Resolved]) -> None:
             "and " + spec.reward_teams.why_alone(team.agents, "reward_pooling at 'mean'")
         )
     shared = any(len(members) > 1 for members in (*spec.sharing_sets, *spec.critic_sets))
-    words = {"group", "reward_team"}  # whom they find is up to the environment
-    asked = any(words & {r.sharing, r.critic_sharing} for r in resolved)
+    # whom words and patterns find is up to the environment
+    asked = any({r.sharing, r.critic_sharing} - {"none", None} for r in resolved)
     if not spec.agent_ids and not shared and not asked:
         raise UsageError(
             "agent_ids = False leaves out the one-hot of agents that share parameters, and no "

@@ -40,6 +40,8 @@ def test_what_an_option_needs_is_off_by_default_in_every_learner(option):
     ("option", "value", "words"),
     [
         ("core_size", 32, "core_size = 32 does nothing without core; give core = 'gru' or 'lstm'"),
+        ("sequence_length", 4, "sequence_length = 4 does nothing without core"),
+        ("burn_in", 0, "burn_in = 0 does nothing without core"),
         ("huber_delta", 2.0, "without value_loss; give value_loss = 'huber' too, or leave huber_"),
         ("value_clip_epsilon", 0.1, "without clip_values; give clip_values = True too, or leave"),
         ("learning_rate_end", 0.0, "give learning_rate_schedule = 'linear' too"),
@@ -57,7 +59,8 @@ def test_an_option_without_its_switch_is_refused(option, value, words):
 def test_an_option_with_its_switch_is_not_refused_where_one_agent_uses_it():
     marl.team(GAME, "ppo", core_size=8, overrides={"row": {"core": "gru"}})
     marl.team(GAME, "ppo", core="gru", overrides={"row": {"core_size": 8}})
-    marl.team(GAME, "ppo", core="gru", core_size=8, overrides={"row": {"core": "none"}})
+    sizes = {"core_size": 8, "sequence_length": 4}
+    marl.team(GAME, "ppo", core="gru", **sizes, overrides={"row": {"core": "none"}})
     message = refused(overrides={"row": {"core": "gru"}, "column": {"core_size": 8}})
     assert message.startswith("overrides.column: core_size = 8")
     message = refused(core="gru", overrides={"row": {"learner": "dqn", "core_size": 8}})
@@ -68,7 +71,7 @@ def test_an_option_with_its_switch_is_not_refused_where_one_agent_uses_it():
 
 def test_a_size_that_a_preset_gives_may_be_switched_off():
     changed = config.load("mappo_switch_riddle", ["team.learner.core=none"])
-    assert changed.team.learner["core_size"] == 64
+    assert changed.team.learner["core_size"] == 32
     experiment.build(changed)
 
 
@@ -110,12 +113,10 @@ def test_pooling_needs_reward_teams():
 
 
 def test_agent_ids_need_somebody_who_shares():
-    for sharing in ("none", {"us": ["row"]}):
-        assert "agent_ids = False leaves out the one-hot" in refused(
-            agent_ids=False, sharing=sharing
-        )
+    assert "agent_ids = False leaves out the one-hot" in refused(agent_ids=False)
     marl.team(GAME, "ppo", agent_ids=False, sharing="group")
-    marl.team(ALONE, "ppo", agent_ids=False, sharing="group")  # what the environment has to share
+    for sharing in ("group", {"us": ["agent_*"]}):  # what the environment has to share
+        marl.team(ALONE, "ppo", agent_ids=False, sharing=sharing)
     for critics in ("reward_team", {"ours": ["row", "column"]}):
         sharing = {"actor": "none", "critic": critics}
         marl.team(GAME, "ppo", agent_ids=False, sharing=sharing, reward_teams="all", critic="all")

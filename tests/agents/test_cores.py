@@ -210,7 +210,6 @@ BAD = {
     "core": ({"core": "rnn"}, "core = 'rnn' is not known"),
     "size": ({"core": "gru", "core_size": 0}, "core_size = 0 is out of range"),
     "length": ({"core": "gru", "sequence_length": -1}, "sequence_length = -1 is out of range"),
-    "no core": ({"sequence_length": 4}, "core = 'none'; leave them at 0, or set core = 'gru'"),
     "long": (
         {"core": "gru", "sequence_length": 2, "burn_in": 3},
         "burn_in = 3 is longer than sequence_length = 2",

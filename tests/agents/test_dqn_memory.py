@@ -269,5 +269,4 @@ def test_what_it_wants_and_refuses():
     assert case().learner().window == 1
     with pytest.raises(UsageError, match="core = 'lstm' learns from sequences of replay, and seq"):
         dqn.Config(core="lstm")
-    with pytest.raises(UsageError, match="sequence_length = 4 and burn_in = 0 are those of netw"):
-        dqn.Config(sequence_length=4)
+    assert case(sequence_length=4).learner().window == 1
