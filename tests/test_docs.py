@@ -25,7 +25,13 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
 )
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 # README and the first example compile a JaxMARL environment; pages run what the others show
-SLOW = ("README.md", "per_agent_learning_rates.py", "own_environment.py", "own_learner.py")
+SLOW = (
+    "README.md",
+    "per_agent_learning_rates.py",
+    "own_environment.py",
+    "own_learner.py",
+    "speaker_listener_bounds.py",
+)
 SMALL = {"num_envs": 4, "rollout_length": 8, "eval_episodes": 4}
 
 
