@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from marl.agents import registry
 from marl.agents.learner import Learner
 from marl.agents.validation import hparams_in_range
@@ -108,7 +110,8 @@ def bind_replay(options: Mapping[str, Any]) -> Replay:
 
 
 def _config_value(option: str, value: Any, field: Any) -> Any:
-    """`value` as the field's type: lists become tuples, whole floats integers."""
+    """`value` as the field's type: lists become tuples, whole floats integers, NumPy's Python's."""
+    value = value.item() if isinstance(value, np.generic) else value
     expected = type(field.default)
     if expected is tuple and isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(int(v) if isinstance(v, float) and v.is_integer() else v for v in value)

@@ -214,8 +214,9 @@ def _make(env: Any, request: Mapping[str, Any]) -> tuple[Team, list[Resolved]]:
     one_of("mixer", ask.mixer, learning.MIXERS)
     one_of("update_order", ask.update_order, learning.UPDATE_ORDERS)
     named = sharing_of.named_sets(ask.sharing, agents)
-    if not isinstance(ask.normalize_rewards, bool):
-        raise UsageError(f"normalize_rewards = {ask.normalize_rewards!r}; give True or False")
+    for name in ("normalize_rewards", "agent_ids", "vectorise"):
+        if not isinstance(getattr(ask, name), bool):
+            raise UsageError(f"{name} = {getattr(ask, name)!r}; give True or False")
     base = {name: request[name] for name in TEAM_OPTIONS if name != "sharing"}
     base |= ask.learner_options
     resolved = [resolve_agent(env, agent, base, named, ask.overrides) for agent in agents]

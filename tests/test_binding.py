@@ -81,3 +81,18 @@ def test_a_critic_of_the_team_does_not_reach_learners_without_one(learner):
 def test_another_learner_with_a_critic_keeps_the_team_s():
     team = small_team(FOUR, critic="all", overrides={"agent_1": {"learner": "a2c"}})
     assert len(team.spec.agents[1].scope) == 4
+
+
+def test_numbers_of_numpy_are_taken_as_python_s():
+    options = {"core": "gru", "core_size": np.int64(5), "shared_network": np.bool_(True)}
+    config = small_team(FOUR, **options).spec.agents[0].config
+    assert config.core_size == 5 and config.shared_network is True
+    hash(config)
+    with pytest.raises(UsageError, match=r"core_size = 5.5 is a float; give a int"):
+        small_team(FOUR, core="gru", core_size=np.float64(5.5))
+
+
+@pytest.mark.parametrize("option", ["agent_ids", "vectorise"])
+def test_what_is_no_bool_is_not_taken_for_one(option):
+    with pytest.raises(UsageError, match=f"{option} = 'no'; give True or False"):
+        marl.team(FOUR, "ppo", **{option: "no"})
