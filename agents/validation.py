@@ -54,10 +54,14 @@ def in_single_precision(name: str, value: float) -> None:
 FINITE = float(np.finfo(np.float32).max)
 
 
-def hparams_in_range(hparams: Any, bounds: Mapping[str, tuple[float, float]]) -> None:
-    """Every float must lie in its (lowest, highest) of `bounds`; others in (0, FINITE)."""
+def hparams_in_range(hparams: Any, bounds: Mapping[str, tuple[float, float]] | None) -> None:
+    """Every float must lie in its (lowest, highest) of `bounds`; others in (0, FINITE).
+
+    Of an algorithm that has no bounds at all they may be infinite.
+    """
+    highest = math.inf if bounds is None else FINITE
     for name, value in hparams._asdict().items():
-        low, high = bounds.get(name, (0.0, FINITE))
+        low, high = (bounds or {}).get(name, (0.0, highest))
         if isinstance(value, bool) or not isinstance(value, Real):
             raise UsageError(f"{name} = {value!r} is a {type(value).__name__}; give a number")
         in_single_precision(name, float(value))

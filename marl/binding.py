@@ -80,7 +80,7 @@ def bind_options(algorithm: Any, name: Any, options: Mapping[str, Any]) -> tuple
                 f"learner {_name(name)} has no option {option!r}; {nearest(option, choices, 40)}"
             )
     hparams = algorithm.Hparams(**floats)
-    hparams_in_range(hparams, getattr(algorithm, "BOUNDS", {}))
+    hparams_in_range(hparams, getattr(algorithm, "BOUNDS", None))
     bound = algorithm.Config(**config)
     try:
         hash(bound)

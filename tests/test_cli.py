@@ -220,7 +220,10 @@ BAD = [
     (["train", "ippo", "--resume", "x"], "leave 'ippo' away"),
     (["train", "--resume", "x", "--out", "y"], "leave --out away"),
     (["train", "--resume", "nowhere"], "there is no run directory nowhere"),
-    (["describe", "ippo", *TINY, f"training.seed={2**32 - 1}"], "seeds end at 4294967295"),
+    (
+        ["describe", "ippo", *TINY, f"training.seed={2**32 - 1}", "training.num_seeds=2"],
+        "seeds end at 4294967295",
+    ),
     (["describe", "mapo"], "did you mean 'mappo'"),
     (["describe"], "name a preset"),
     (["envs", "jaxmrl"], "jaxmarl, toy"),

@@ -202,7 +202,7 @@ def test_describe_shows_them():
 
 
 BAD = {
-    "no word": ({"critic": "team"}, {}, ["sharing.critic = 'team'", "'reward_team'"]),
+    "no word": ({"critic": "team"}, {}, ["sharing.critic = 'team'", "none, group, reward_team"]),
     "words beside": (
         {"critic": "group", "x": ["pilot"]},
         {},
