@@ -9,7 +9,9 @@ from marl import cli, config
 from marl.envs import registry
 
 SMALL = ["training.num_envs=4", "training.rollout_length=16", "training.total_steps=128"]
-FEW_SEQUENCES = {"ippo_overcooked_v2": ["team.learner.num_minibatches=2"]}
+FEW_SEQUENCES = dict.fromkeys(
+    ("ippo_overcooked_v2", "mappo_switch_riddle"), ["team.learner.num_minibatches=2"]
+)
 SLOW = ("ippo_mabrax_halfcheetah",)  # half a minute to trace
 UNAVAILABLE = {entry.id: entry.unavailable for entry in registry.listing("jaxmarl")}
 
