@@ -40,7 +40,7 @@ def train(preset, out):
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", list(parameters()))
 def test_presets_train_to_the_same_bits(preset, tmp_path):
-    """Two runs with one seed, of programs that are compiled once: what differs is not the program."""
+    """Two runs with one seed, of a program that is compiled once."""
     one, other = (train(preset, tmp_path / name) for name in ("one", "other"))
     assert one.keys() == other.keys()
     for name, array in one.items():
